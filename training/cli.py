@@ -1,0 +1,92 @@
+"""The command table: parse, dispatch, and turn every outcome into a report block, a JSON document and an exit code.
+
+A command is a module of `training.commands` with `SUMMARY`, `EXAMPLE`, `add_arguments(parser)` and
+`run(args, report) -> dict` (the `--json` document). It is imported only when it is called.
+"""
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from types import ModuleType
+
+from training.core import log
+from training.core.errors import INTERRUPTED_EXIT_CODE, Terminated, TrainyardError
+from training.core.report import Report
+
+COMMANDS = {
+    "See": ("doctor", "recipe", "runs", "verify"),
+    "Prepare": ("data-prepare", "tokenizer-train", "memfit", "check"),
+    "Train": ("train", "resume", "evaluate"),
+    "Ship": ("llamacpp-fetch", "export-gguf", "serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
+    "All of it": ("demo",),
+}  # fmt: skip
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"training.commands.{name.replace('-', '_')}")
+
+
+def _overview() -> str:
+    lines = ["example: python -m training memfit --config recipes/reference/pretrain-1b.yaml", ""]
+    for group, names in COMMANDS.items():
+        lines.append(f"{group}:")
+        lines += [f"  {name:<16} {_module(name).SUMMARY}" for name in names]
+    lines += ["", "python -m training COMMAND --help shows a command's arguments."]
+    return "\n".join(lines)
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    module = _module(name)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m training {name}",
+        description=f"example: {module.EXAMPLE}\n\n{module.SUMMARY}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    module.add_arguments(parser)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    names = {name for group in COMMANDS.values() for name in group}
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if argv[0] not in names:
+        import difflib
+
+        near = difflib.get_close_matches(argv[0], names, 1)
+        print(f"unknown command {argv[0]!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
+        print("  next     python -m training --help", file=sys.stderr)
+        return 2
+    args = _parser(argv[0]).parse_args(argv[1:])
+    log.configure()
+    return _dispatch(argv, args)
+
+
+def _dispatch(argv: list[str], args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    report = Report(argv)
+    try:
+        document = _module(argv[0]).run(args, report)
+    except TrainyardError as error:
+        report.fail("FAIL", error.exit_code)
+        report.add("error", error)
+        document = {"error": error.to_json()}
+    except KeyboardInterrupt as interrupt:
+        name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
+        report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
+        report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
+        document = {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
+    if args.json:
+        print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    report.publish()
+    return report.exit_code
+
+
+def _raise_terminated(*_: object) -> None:
+    raise Terminated

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files, paths, locks, units, logging, progress and the report block."""

@@ -1,0 +1,99 @@
+"""The one exception tree, and the exit codes that it means.
+
+Every error says what is wrong, where, what was found against what was expected, and the next command to type.
+`training.cli` turns it into the message, the JSON document and the exit code; nothing else calls `sys.exit`.
+"""
+
+from collections.abc import Sequence
+
+
+class TrainyardError(Exception):
+    """An error with a place and a way out; the subclass decides the exit code."""
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        found: object = None,
+        expected: object = None,
+        next_command: str | None = None,
+    ):
+        super().__init__(what)
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.found = None if found is None else str(found)
+        self.expected = None if expected is None else str(expected)
+        self.next_command = next_command
+
+    def __str__(self) -> str:
+        rows = [("where", self.where), ("found", self.found), ("expected", self.expected), ("next", self.next_command)]
+        return "\n".join([self.what, *(f"  {name:<9}{value}" for name, value in rows if value)])
+
+    def to_json(self) -> dict:
+        """The same parts for `--json`, `None` where a part does not apply."""
+        return {
+            "kind": type(self).__name__,
+            "exit_code": self.exit_code,
+            "what": self.what,
+            "where": self.where,
+            "found": self.found,
+            "expected": self.expected,
+            "next": self.next_command,
+        }
+
+
+class UserError(TrainyardError):
+    """The recipe, the data or the arguments are wrong."""
+
+    exit_code = 2
+
+
+class MachineError(TrainyardError):
+    """The machine cannot do it: no GPU, no engine, no disk space, busy."""
+
+    exit_code = 3
+
+
+class RunError(TrainyardError):
+    """The work was tried and failed: does not fit, non-finite loss, smoke or parity failed."""
+
+    exit_code = 4
+
+
+class IntegrityError(TrainyardError):
+    """Bytes are not what their hash or manifest says."""
+
+    exit_code = 5
+
+
+class RestoreError(TrainyardError):
+    """The service that ran before could not be put back."""
+
+    exit_code = 6
+
+
+class Problems(UserError):
+    """Several errors of one input, reported at once."""
+
+    def __init__(self, what: str, problems: Sequence[TrainyardError], *, next_command: str | None = None):
+        super().__init__(what, next_command=next_command)
+        self.problems = list(problems)
+
+    def __str__(self) -> str:
+        parts = [f"{self.what} ({len(self.problems)})", *(f"- {problem}" for problem in self.problems)]
+        if self.next_command:
+            parts.append(f"  {'next':<9}{self.next_command}")
+        return "\n".join(parts)
+
+    def to_json(self) -> dict:
+        return super().to_json() | {"problems": [problem.to_json() for problem in self.problems]}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where SIGINT would raise KeyboardInterrupt, so that one path cleans up after both."""
+
+
+INTERRUPTED_EXIT_CODE = 130

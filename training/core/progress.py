@@ -1,0 +1,60 @@
+"""Progress on long work: a bar on a terminal, a plain line every few seconds anywhere else (never a carriage return)."""
+
+import sys
+import time
+
+from tqdm import tqdm
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+class Progress:
+    """Progress of one piece of work, used as a context manager.
+
+    Args:
+        label: what is being done, in a word or two.
+        total: how many units it will be, or None when that is not known.
+        unit: the unit's name; `B` is shown with binary prefixes.
+    """
+
+    def __init__(self, label: str, total: int | None, unit: str = "it"):
+        self.label, self.total, self.unit = label, total, unit
+        self._done, self._note = 0, ""
+        self._bar: tqdm | None = None
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self.total, desc=self.label, unit=self.unit, unit_scale=True, dynamic_ncols=True, leave=False,
+                unit_divisor=1024 if self.unit == "B" else 1000,
+            )  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Say that `count` more units are done, with the figures of the moment in `note`."""
+        self._done += count
+        self._note = note or self._note
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._note, refresh=False)
+            self._bar.update(count)
+        elif time.monotonic() - self._last_line >= _LINE_EVERY_SECONDS:
+            self._last_line = time.monotonic()
+            print(self.line(), file=sys.stderr, flush=True)
+
+    def write(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def line(self) -> str:
+        """The state as one plain line."""
+        share = f" of {self.total} ({100 * self._done / self.total:.0f} %)" if self.total else ""
+        note = f"  {self._note}" if self._note else ""
+        return f"{self.label}: {self._done}{share} {self.unit}{note}"

@@ -1,0 +1,71 @@
+"""The report block: the last lines of every command, complete enough to paste back, and the same as JSON.
+
+It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and no host name.
+"""
+
+import datetime
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from training.core import files, paths, version
+
+_OPENING = "--- trainyard report: paste this back ---"
+_CLOSING = "--- end of report ---"
+
+
+def utc_stamp() -> str:
+    """The time now as file names hold it, `20261129T214358Z`."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def command_line(argv: list[str]) -> str:
+    """The command as the person typed it: make's own words where make called it, else `python -m training ...`."""
+    flags = os.environ.get("MAKEFLAGS", "")
+    if os.environ.get("MAKELEVEL") and argv:
+        variables = flags.split(" -- ", 1)[1] if " -- " in flags else ""
+        return f"make {argv[0]} {variables}".strip()
+    return shlex.join(["python", "-m", "training", *argv])
+
+
+class Report:
+    """Rows of a report, a verdict and an exit code; a command fills it and the dispatcher prints it."""
+
+    def __init__(self, argv: list[str]):
+        self.command = command_line(argv)
+        self.name = argv[0] if argv else "help"
+        self.rows: dict[str, str] = {}
+        self.verdict, self.exit_code = "PASS", 0
+
+    def add(self, name: str, value: object) -> None:
+        """Add a row; paths lose the home folder and the data root's place."""
+        self.rows[name] = paths.for_people(value)
+
+    def fail(self, verdict: str, exit_code: int) -> None:
+        """Set the verdict of a command that ran to its end and found against the user."""
+        self.verdict, self.exit_code = verdict, exit_code
+
+    def text(self) -> str:
+        """The block as people paste it."""
+        rows = {"command": paths.for_people(self.command), "verdict": f"{self.verdict} (exit {self.exit_code})"}
+        rows |= self.rows
+        width = max(len(name) for name in rows) + 2
+        indent = "\n" + " " * width
+        return "\n".join(
+            [_OPENING, *(f"{name:<{width}}{value.replace(chr(10), indent)}" for name, value in rows.items()), _CLOSING]
+        )
+
+    def to_json(self) -> dict:
+        return {
+            "schema": 1, "command": paths.for_people(self.command), "verdict": self.verdict,
+            "exit_code": self.exit_code, "rows": self.rows, "tool": version.tool(),
+        }  # fmt: skip
+
+    def publish(self, folder: Path = paths.REPOSITORY / "logs" / "reports") -> None:
+        """Print the block on stderr and keep it as JSON; a folder that cannot be written is said, not raised."""
+        print(self.text(), file=sys.stderr, flush=True)
+        try:
+            files.write_json(folder / f"{utc_stamp()}-{self.name}-{os.getpid()}.json", self.to_json())
+        except Exception as error:
+            print(f"warning: the report was not kept: {error}", file=sys.stderr)
