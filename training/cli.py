@@ -9,19 +9,21 @@ import importlib
 import json
 import signal
 import sys
+import traceback
 from types import ModuleType
 
 from training.core import log
-from training.core.errors import INTERRUPTED_EXIT_CODE, Terminated, TrainyardError
+from training.core.errors import INTERRUPTED_EXIT_CODE, UNEXPECTED_EXIT_CODE, Terminated, TrainyardError
 from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
     "Prepare": ("data-prepare", "tokenizer-train", "memfit", "check"),
     "Train": ("train", "resume", "evaluate"),
-    "Ship": ("llamacpp-fetch", "export-gguf", "serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
+    "Export": ("llamacpp-fetch", "export-gguf"),
+    "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
     "All of it": ("demo",),
-}  # fmt: skip
+}
 
 
 def _module(name: str) -> ModuleType:
@@ -77,6 +79,11 @@ def _dispatch(argv: list[str], args: argparse.Namespace) -> int:
         report.fail("FAIL", error.exit_code)
         report.add("error", error)
         document = {"error": error.to_json()}
+    except Exception as error:
+        traceback.print_exc()
+        report.fail("ERROR", UNEXPECTED_EXIT_CODE)
+        report.add("error", f"a fault of this program, see the traceback above: {error!r}")
+        document = {"error": {"kind": type(error).__name__, "exit_code": UNEXPECTED_EXIT_CODE, "what": str(error)}}
     except KeyboardInterrupt as interrupt:
         name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
         report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)

@@ -97,3 +97,5 @@ class Terminated(KeyboardInterrupt):
 
 
 INTERRUPTED_EXIT_CODE = 130
+UNEXPECTED_EXIT_CODE = 1
+"""A fault of this program itself, told with its traceback."""

@@ -1,11 +1,9 @@
-"""Progress on long work: a bar on a terminal, a plain line every few seconds anywhere else (never a carriage return)."""
+"""Progress on long work: a bar on a terminal, plain lines anywhere else (never a carriage return)."""
 
 import sys
 import time
 
 from tqdm import tqdm
-
-_LINE_EVERY_SECONDS = 10.0
 
 
 class Progress:
@@ -15,10 +13,11 @@ class Progress:
         label: what is being done, in a word or two.
         total: how many units it will be, or None when that is not known.
         unit: the unit's name; `B` is shown with binary prefixes.
+        line_every_seconds: how often a plain line comes where there is no terminal; 0 for one at each advance.
     """
 
-    def __init__(self, label: str, total: int | None, unit: str = "it"):
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(self, label: str, total: int | None, unit: str = "it", line_every_seconds: float = 10.0):
+        self.label, self.total, self.unit, self.line_every_seconds = label, total, unit, line_every_seconds
         self._done, self._note = 0, ""
         self._bar: tqdm | None = None
         self._started = self._last_line = time.monotonic()
@@ -40,9 +39,10 @@ class Progress:
         self._done += count
         self._note = note or self._note
         if self._bar is not None:
+            self._bar.total = self.total
             self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._last_line >= _LINE_EVERY_SECONDS:
+        elif time.monotonic() - self._last_line >= self.line_every_seconds:
             self._last_line = time.monotonic()
             print(self.line(), file=sys.stderr, flush=True)
 

@@ -22,11 +22,12 @@ def utc_stamp() -> str:
 
 def command_line(argv: list[str]) -> str:
     """The command as the person typed it: make's own words where make called it, else `python -m training ...`."""
-    flags = os.environ.get("MAKEFLAGS", "")
-    if os.environ.get("MAKELEVEL") and argv:
-        variables = flags.split(" -- ", 1)[1] if " -- " in flags else ""
-        return f"make {argv[0]} {variables}".strip()
-    return shlex.join(["python", "-m", "training", *argv])
+    if not (os.environ.get("MAKELEVEL") and argv):
+        return shlex.join(["python", "-m", "training", *argv])
+    # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped
+    variables = shlex.split(os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
+    pairs = (variable.partition("=") for variable in variables if "=" in variable)
+    return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, _, value in pairs)])
 
 
 class Report:

@@ -1,0 +1,114 @@
+# Trainyard: every action is one target with its arguments on the line. `make` alone prints the help below.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+LOCK ?= cpu
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TRAINYARD = .venv/bin/python -m training
+
+# A target that needs a variable says so by itself: $(call need,CONFIG,the example)
+need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
+
+##@ Set up
+.PHONY: help setup test lint doctor llamacpp-fetch
+help: ## Print this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
+
+setup: ## Make .venv from the lock file with hashes, once; made again when the lock changes (LOCK=cpu|cuda)
+	@cmp -s docker/$(LOCK).lock .venv/installed.lock || flock docker/$(LOCK).lock $(MAKE) --no-print-directory venv
+
+.PHONY: venv
+venv:
+	@cmp -s docker/$(LOCK).lock .venv/installed.lock && exit 0; \
+	 "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+	  || { echo "Python 3.11 is needed, found: $$("$(PYTHON)" --version 2>&1); next: make setup PYTHON=/path/to/python3.11" >&2; exit 3; }; \
+	 echo "setting up .venv from docker/$(LOCK).lock (about a minute, 1.5 GB for cpu)" >&2; \
+	 rm -rf .venv && "$(PYTHON)" -m venv .venv \
+	 && .venv/bin/pip install -qq --disable-pip-version-check --require-hashes -r docker/$(LOCK).lock >&2 \
+	 && cp docker/$(LOCK).lock .venv/installed.lock \
+	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
+
+test: setup llamacpp-fetch ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: setup ## Check the style
+	@.venv/bin/ruff check training tests && .venv/bin/ruff format --check training tests
+
+doctor: setup ## Tell what this machine has
+	@$(TRAINYARD) doctor $(ARGS)
+
+llamacpp-fetch: setup ## Fetch the pinned llama.cpp into the cache, verified by its hash
+	@$(TRAINYARD) llamacpp-fetch $(ARGS)
+
+##@ All of it
+.PHONY: demo
+demo: setup llamacpp-fetch ## From the standard library's sources to an answering model, under 8 minutes on 2 cores
+	@$(TRAINYARD) demo $(ARGS)
+
+##@ Plan
+.PHONY: recipe memfit check
+recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE", "explain FILE")
+	@$(TRAINYARD) recipe $(or $(ARGS),ls)
+
+memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10GiB data.seq_len=1024")
+	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
+	@$(TRAINYARD) memfit --config "$(CONFIG)" $(ARGS)
+
+check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
+	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	@$(TRAINYARD) check --config "$(CONFIG)" $(ARGS)
+
+##@ Prepare
+.PHONY: data-prepare tokenizer-train
+data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
+	@$(TRAINYARD) data-prepare $(if $(INPUT),"$(INPUT)") $(ARGS)
+
+tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
+	$(call need,DATASET,make tokenizer-train DATASET=stdlib)
+	@$(TRAINYARD) tokenizer-train --dataset "$(DATASET)" $(ARGS)
+
+##@ Train
+.PHONY: train resume runs evaluate
+train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
+	$(call need,CONFIG,make train CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	@$(TRAINYARD) train --config "$(CONFIG)" $(ARGS)
+
+resume: setup ## Go on with a run. RUN=id or latest
+	$(call need,RUN,make resume RUN=latest)
+	@$(TRAINYARD) resume "$(RUN)" $(ARGS)
+
+runs: setup ## List the runs, or show one: RUN=id or latest
+	@$(TRAINYARD) runs $(if $(RUN),"$(RUN)") $(ARGS)
+
+evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step folder
+	$(call need,CHECKPOINT,make evaluate CHECKPOINT=latest)
+	@$(TRAINYARD) evaluate "$(CHECKPOINT)" $(ARGS)
+
+##@ Ship
+.PHONY: export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
+export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
+	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
+	@$(TRAINYARD) export-gguf "$(CHECKPOINT)" $(ARGS)
+
+verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
+	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	@$(TRAINYARD) verify "$(MODEL)" $(ARGS)
+
+serve-eval: setup ## Swap a model into the running service, smoke it, put the old one back. MODEL=/app/models/...
+	$(call need,MODEL,make serve-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	@$(TRAINYARD) serve-eval "$(MODEL)" $(ARGS)
+
+serve-start: setup ## Put a model into service. MODEL=/app/models/...
+	$(call need,MODEL,make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	@$(TRAINYARD) serve-start "$(MODEL)" $(ARGS)
+
+serve-stop: setup ## Stop the service
+	@$(TRAINYARD) serve-stop $(ARGS)
+
+serve-status: setup ## Ask the service what it serves
+	@$(TRAINYARD) serve-status $(ARGS)
+
+serve-restore: setup ## Finish the restore that a crash cut short
+	@$(TRAINYARD) serve-restore $(ARGS)

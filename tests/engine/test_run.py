@@ -1,0 +1,256 @@
+"""Whole runs: the folder that a run leaves, resuming bit for bit, and what damage does to it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.cli import main
+from training.core import files, paths
+from training.core.errors import UserError
+from training.engine import checkpoint
+from training.runs.events import read_events
+from training.runs.folder import RunFolder, all_runs, resolve_checkpoint
+
+
+def train(recipe: Path, *overrides: str) -> tuple[int, RunFolder]:
+    code = main(["train", "--config", str(recipe), *overrides])
+    return code, all_runs()[0]
+
+
+def start_child(recipe: Path, *overrides: str, stderr=subprocess.DEVNULL) -> subprocess.Popen:
+    """Train in a process of its own, which signals can be sent to."""
+    command = [sys.executable, "-m", "training", "train", "--config", str(recipe), *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=paths.REPOSITORY, env=environment, stderr=stderr, stdout=subprocess.DEVNULL)
+
+
+def wait_for_step(step: int, known: int = 0, seconds: float = 60.0) -> RunFolder:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for run in all_runs()[: len(all_runs()) - known]:
+            if any(event["step"] >= step for event in read_events(run.path, "step")):
+                return run
+        time.sleep(0.02)
+    raise AssertionError(f"no run reached step {step}")
+
+
+def losses(run: RunFolder) -> dict[int, float]:
+    """The loss of each step; where a step was done twice, both must agree."""
+    found: dict[int, float] = {}
+    for event in read_events(run.path, "step"):
+        assert found.setdefault(event["step"], event["train/loss_nats"]) == event["train/loss_nats"]
+    return found
+
+
+def final_weights(run: RunFolder) -> str:
+    return files.read_manifest(run.step_folder(run.steps()[-1]), "checkpoint")["weights_sha256"]
+
+
+def test_a_run_leaves_a_whole_folder(recipe: Path):
+    code, run = train(recipe)
+    assert code == 0 and run.status() == "completed"
+    names = {path.name for path in run.path.iterdir()}
+    assert {"recipe.yaml", "run.json", "events.jsonl", "environment.json", "summary.json", "checkpoints"} <= names
+    assert run.steps() == [0, 8, 12]
+    manifest = files.verify_manifest(run.step_folder(12), "checkpoint")
+    assert manifest["dataset"] == run.record()["dataset"] and manifest["tokenizer"]["pre_tokenizer"] == "llama-bpe"
+    assert manifest["weights_sha256"] == files.sha256_file(run.step_folder(12) / "model.safetensors")
+    assert manifest["recipe_sha256"] == run.record()["recipe_sha256"]
+    kinds = {path.suffix for path in run.path.rglob("*") if path.is_file()}
+    assert kinds <= {".json", ".jsonl", ".yaml", ".safetensors"}
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["steps"] == 12 and summary["stop_reason"] == "steps" and summary["device"] == "cpu"
+    assert sorted(losses(run)) == list(range(1, 13)) and losses(run)[12] < losses(run)[1]
+
+
+def test_the_checkpoint_is_what_transformers_loads(recipe: Path):
+    from transformers import AutoModelForCausalLM
+
+    _, run = train(recipe, "stop.max_steps=4")
+    model = AutoModelForCausalLM.from_pretrained(run.step_folder(4))
+    assert type(model).__name__ == "LlamaForCausalLM" and model.config.tie_word_embeddings
+    assert model.config.eos_token_id is not None and model.num_parameters() > 12_000
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(recipe: Path):
+    """B01, B04, B05: SIGINT saves and leaves the run paused; the resumed losses are those of the unbroken run."""
+    child = start_child(recipe, "stop.max_steps=200", "checkpoint.every_steps=50")
+    run = wait_for_step(7)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(60) == 130 and run.status() == "paused"
+    stopped_at = run.steps()[-1]
+    assert run.latest().name == f"step_{stopped_at:06d}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    resume = [sys.executable, "-m", "training", "resume", run.id]
+    assert subprocess.run(resume, cwd=paths.REPOSITORY, env=environment, stderr=subprocess.DEVNULL).returncode == 0
+    unbroken = start_child(recipe, "stop.max_steps=200", "checkpoint.every_steps=50")
+    assert unbroken.wait(120) == 0
+    other = next(found for found in all_runs() if found.id != run.id)
+    assert losses(run) == losses(other) and final_weights(run) == final_weights(other)
+    assert [event["eval/loss_nats"] for event in read_events(run.path, "validation")] == [
+        event["eval/loss_nats"] for event in read_events(other.path, "validation")
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_killed_anywhere_is_lost_and_comes_back(recipe: Path):
+    """B11, B78: twelve kills at random moments, saves included; the end is that of a run nobody killed."""
+    overrides = ("stop.max_steps=120", "checkpoint.every_steps=1", "evaluate.every_steps=3")
+    unbroken = start_child(recipe, *overrides)
+    assert unbroken.wait(120) == 0
+    wanted = all_runs()[0]
+    chance = random.Random(3)
+    child = start_child(recipe, *overrides)
+    run = wait_for_step(1, known=1)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for _ in range(12):
+        before = len(list(read_events(run.path, "step")))
+        deadline = time.monotonic() + 60
+        while len(list(read_events(run.path, "step"))) == before and child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.3)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        if run.status() == "completed":
+            break
+        assert run.status() == "lost"
+        newest = run.latest(checkpoint.STATE_KIND)
+        assert newest is not None
+        command = [sys.executable, "-m", "training", "resume", run.id]
+        child = subprocess.Popen(command, cwd=paths.REPOSITORY, env=environment, stderr=subprocess.DEVNULL)
+    child.wait(120)
+    assert run.status() == "completed"
+    assert final_weights(run) == final_weights(wanted) and losses(run) == losses(wanted)
+    assert not list(run.checkpoints.glob(".*"))
+
+
+@pytest.mark.parametrize("damage", ["half", "zero", "folder", "pointer", "state"])
+def test_a_damaged_newest_checkpoint_is_passed_over(recipe: Path, damage: str, capsys: pytest.CaptureFixture):
+    """B10, B11: the newest complete older one is used, with a warning, and the run still ends as it would have."""
+    code, run = train(recipe, "stop.max_steps=8", "checkpoint.keep=5")
+    wanted = final_weights(run)
+    newest = run.step_folder(8)
+    weights = newest / "model.safetensors"
+    if damage == "half":
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    elif damage == "zero":
+        for path in newest.rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"")
+    elif damage == "folder":
+        shutil.rmtree(newest)
+    elif damage == "pointer":
+        (run.checkpoints / "latest.json").write_text("")
+    else:
+        (newest / "state" / "optimizer.safetensors").write_bytes(b"x")
+    run.update(status="lost")
+    assert main(["resume", run.id]) == 0
+    assert "warning" in capsys.readouterr().err
+    assert run.status() == "completed" and final_weights(run) == wanted
+
+
+def test_the_newest_is_chosen_by_number(recipe: Path):
+    """B15: 900 and 1000 and a folder that is no step; the pointer is gone."""
+    _, run = train(recipe, "stop.max_steps=4")
+    for step in (90, 900, 1000):
+        shutil.copytree(run.step_folder(4), run.step_folder(step))
+    shutil.copytree(run.step_folder(4), run.checkpoints / "handpicked")
+    (run.checkpoints / "latest.json").unlink()
+    assert run.latest().name == "step_001000"
+
+
+def test_a_moved_run_folder_still_works(recipe: Path, tmp_path: Path):
+    """B10 (b): nothing in it is absolute."""
+    _, run = train(recipe, "stop.max_steps=4")
+    moved = tmp_path / "elsewhere"
+    shutil.move(run.path, moved)
+    assert resolve_checkpoint(str(moved)).parent.parent == moved
+    RunFolder(moved).update(status="lost")
+    assert main(["resume", str(moved)]) == 0
+
+
+def test_no_checkpoint_at_all_is_an_error_and_not_a_fresh_start(recipe: Path):
+    _, run = train(recipe, "stop.max_steps=4")
+    shutil.rmtree(run.checkpoints)
+    run.update(status="lost")
+    assert main(["resume", run.id]) == 5
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        resolve_checkpoint(run.id)
+
+
+def test_a_full_disk_during_a_save_keeps_the_last_checkpoint(recipe: Path, own_roots: Path):
+    """B13: a real file system with room for some saves and no more."""
+    runs = paths.roots().runs
+    runs.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(runs)], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        code, run = train(recipe, "checkpoint.keep=50", "stop.max_steps=60", "checkpoint.every_steps=2")
+        assert code == 3 and run.status() == "failed"
+        newest = run.latest(checkpoint.STATE_KIND)
+        assert newest is not None and run.pointed("latest") == newest
+        assert not list(run.checkpoints.glob(".*"))
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)
+
+
+def test_lines_in_a_file_are_plain_and_come_at_once(recipe: Path, tmp_path: Path):
+    """B76: no carriage return, no escape; each step on a line of its own."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        assert start_child(recipe, stderr=file).wait(60) == 0
+    text = log.read_bytes()
+    assert b"\r" not in text and b"\x1b" not in text
+    assert sum(line.startswith(b"train: ") for line in text.splitlines()) == 12
+
+
+def test_the_same_recipe_is_reused_and_another_is_not(recipe: Path):
+    _, run = train(recipe)
+    assert main(["train", "--config", str(recipe), "--reuse"]) == 0
+    assert [found.id for found in all_runs()] == [run.id]
+    assert main(["train", "--config", str(recipe), "--reuse", "seeds.train=43"]) == 0
+    assert len(all_runs()) == 2
+
+
+def test_a_second_run_waits_and_says_for_whom(recipe: Path, tmp_path: Path):
+    first = start_child(recipe, "stop.max_steps=400", "evaluate.every_steps=400", "checkpoint.every_steps=400")
+    wait_for_step(1)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        second = start_child(recipe, "stop.max_steps=2", stderr=file)
+        time.sleep(6)
+        assert second.poll() is None or first.poll() is not None
+        assert first.wait(120) == 0 and second.wait(120) == 0
+    assert f"waiting for the machine, held by training tiny (process {first.pid}".encode() in log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "word"),
+    [
+        (["model.arch.vocab_size=300"], 2, "more entries than the model has rows"),
+        (["data.dataset=nothing"], 2, "no such dataset"),
+        (["tokenizer.path=nothing"], 2, "no such tokenizer"),
+        (["memory.weights=bf16"], 3, "no GPU was found"),
+        (["optimizer.lr=1e30", "schedule.warmup=0 steps", "stop.max_steps=40"], 4, "not finite"),
+    ],
+)
+def test_bad_settings_are_told_with_their_exit_code(recipe: Path, overrides, code, word, capsys):
+    assert main(["train", "--config", str(recipe), *overrides]) == code
+    assert word in capsys.readouterr().err
+
+
+def test_a_changed_recipe_in_the_run_folder_is_refused(recipe: Path):
+    _, run = train(recipe, "stop.max_steps=4")
+    path = run.path / "recipe.yaml"
+    path.write_text(path.read_text().replace("max_steps: 4", "max_steps: 8"))
+    run.update(status="paused")
+    assert main(["resume", run.id]) == 5

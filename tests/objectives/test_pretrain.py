@@ -1,0 +1,94 @@
+"""Packing for pretraining: every token once, no document sees another, losses independent of the batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from training.objectives.contract import IGNORED_LABEL, measure
+from training.objectives.pretrain import PretrainRows, token_bytes
+
+BOS, EOS, PAD, VOCAB = 0, 1, 2, 32
+
+
+@dataclasses.dataclass
+class Split:
+    """The part of a TokenSplit that an objective reads."""
+
+    tokens: np.ndarray
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+def rows_of(documents: list[list[int]], seq_len: int) -> PretrainRows:
+    stream = np.array([token for document in documents for token in (BOS, *document, EOS)], dtype=np.uint16)
+    sizes = np.ones(VOCAB, dtype=np.int32)
+    sizes[[BOS, EOS, PAD]] = 0
+    return PretrainRows(Split(stream), sizes, seq_len=seq_len, bos_id=BOS, pad_id=PAD)
+
+
+def tiny_llama(seed: int = 0) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, attn_implementation="sdpa",
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 5, 64])
+def test_every_token_is_a_label_exactly_once(seq_len: int):
+    """B29: documents of 4, 2, 3 and 1 tokens, rows that cut them anywhere."""
+    rows = rows_of([[3, 4, 5, 6], [7, 8], [9, 10, 11], [12]], seq_len)
+    labels = rows.batch(np.arange(rows.num_rows))["labels_BT"].flatten().tolist()
+    trained = sorted(label for label in labels if label != IGNORED_LABEL)
+    assert trained == [EOS] * 4 + list(range(3, 13))
+
+
+def test_positions_restart_at_each_document_and_bos_is_never_a_label():
+    """B28, the trial's labels: 5 within the documents, and one end of text each."""
+    rows = rows_of([[11, 12, 13], [21, 22, 23, 24]], 16)
+    batch = rows.batch(np.array([0]))
+    assert batch["positions_BT"][0, :11].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
+    assert batch["labels_BT"][0].tolist() == [11, 12, 13, EOS, IGNORED_LABEL, 21, 22, 23, 24, EOS] + [IGNORED_LABEL] * 6
+    assert batch["input_ids_BT"][0, 11:].tolist() == [PAD] * 5
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_document_does_not_see_its_neighbour(attention: str):
+    """B28: the loss of B is the same alone, behind A, and behind another A."""
+    model = tiny_llama()
+    model.set_attn_implementation(attention)
+    b = [21, 22, 23, 24]
+    alone = measure(model, rows_of([b], 16), np.array([0]), 1)
+    behind = [measure(model, rows_of([a, b], 16), np.array([0]), 1) for a in ([11, 12, 13], [14, 15, 16])]
+    firsts = [measure(model, rows_of([a], 16), np.array([0]), 1) for a in ([11, 12, 13], [14, 15, 16])]
+    for both, first in zip(behind, firsts, strict=True):
+        assert both.nats - first.nats == pytest.approx(alone.nats, abs=1e-4)
+    assert firsts[0].nats != pytest.approx(firsts[1].nats, abs=1e-4)
+
+
+def test_the_measured_loss_does_not_depend_on_the_batch():
+    """B81: sums over tokens, so that a short last batch counts for what it is."""
+    generator = np.random.default_rng(1)
+    documents = [generator.integers(3, VOCAB, size=size).tolist() for size in (9, 1, 30, 4, 17)]
+    rows = rows_of(documents, 8)
+    model = tiny_llama()
+    scores = [measure(model, rows, np.arange(rows.num_rows), batch) for batch in (1, 2, 4)]
+    assert {score.num_tokens for score in scores} == {9 + 1 + 30 + 4 + 17 + 5}
+    assert {score.num_bytes for score in scores} == {9 + 1 + 30 + 4 + 17}
+    for score in scores[1:]:
+        assert score.loss_nats == pytest.approx(scores[0].loss_nats, abs=1e-6)
+
+
+def test_a_byte_level_entry_counts_its_bytes_and_a_special_none():
+    tokenizer_json = {
+        "added_tokens": [{"id": 0, "content": "<|bos|>", "special": True}],
+        "model": {"vocab": {"<|bos|>": 0, "a": 1, "Ġthe": 2, "Ã©": 3}},
+    }
+    assert token_bytes(tokenizer_json, 5).tolist() == [0, 1, 4, 2, 0]

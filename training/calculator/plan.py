@@ -1,0 +1,133 @@
+"""A recipe and a shape as the quantities that the equations use.
+
+Legend: T tokens of a micro-batch, B sequences, S sequence length, h width, f feed-forward width, L layers, V vocabulary,
+nq and nk query and key-value heads, d head dimension, r rank, e bytes of an element (2 in bf16 and fp16, 4 in fp32).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from training.calculator.shapes import Linear, Shape, of_model
+from training.core.errors import UserError
+from training.recipe.model import Recipe
+
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "nf4": 2}
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ADAPTER_BYTES = 4
+"""Adapters are kept in float32, as PEFT makes them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one micro-batch of a recipe is made of."""
+
+    recipe: Recipe
+    shape: Shape
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Plan:
+        """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
+        plan = cls(recipe, of_model(recipe.model))
+        _ = plan.adapted  # raises on a target that matches nothing
+        return plan
+
+    # ---- sizes
+
+    @property
+    def e(self) -> int:
+        """Bytes of an element of the weights as they compute (NF4 computes in 16 bits)."""
+        return _ELEMENT_BYTES[self.recipe.memory.weights]
+
+    @property
+    def B(self) -> int:
+        return self.recipe.data.micro_batch
+
+    @property
+    def S(self) -> int:
+        return self.recipe.data.seq_len
+
+    @property
+    def T(self) -> int:
+        return self.B * self.S
+
+    @property
+    def query_width(self) -> int:
+        return self.shape.num_heads * self.shape.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys that attention keeps: expanded to the query heads on every path but FlashAttention 2."""
+        heads = self.shape.num_key_value_heads if self.is_flash else self.shape.num_heads
+        return heads * self.shape.head_dim
+
+    @property
+    def logit_tokens(self) -> int:
+        """Positions whose logits exist at once. `auto` is the whole batch."""
+        chunk = self.recipe.memory.loss_chunk
+        return min(self.T, chunk) if isinstance(chunk, int) and chunk > 0 else self.T
+
+    # ---- choices
+
+    @property
+    def is_eager(self) -> bool:
+        return self.recipe.memory.attention == "eager"
+
+    @property
+    def is_flash(self) -> bool:
+        return self.recipe.memory.attention == "flash_attention_2"
+
+    @property
+    def is_hf(self) -> bool:
+        return self.recipe.memory.profile == "hf"
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.recipe.lora is not None
+
+    @property
+    def is_nf4(self) -> bool:
+        return self.recipe.memory.weights == "nf4"
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a block-diagonal mask is built: documents share a row, and attention takes a mask."""
+        return self.recipe.data.packing and not self.is_flash
+
+    @property
+    def accumulates(self) -> bool:
+        return self.recipe.batch.accumulate > 1
+
+    # ---- what is trained
+
+    @cached_property
+    def adapted(self) -> tuple[Linear, ...]:
+        """The linear layers of a block that get an adapter. Raises UserError for a name that matches none."""
+        if self.recipe.lora is None:
+            return ()
+        targets, linears = self.recipe.lora.targets, self.shape.linears
+        names = [linear.name for linear in linears]
+        if isinstance(targets, str):
+            targets = names if targets == "all-linear" else _ATTENTION
+        if unknown := [name for name in targets if name not in names]:
+            raise UserError(
+                "a LoRA target matches no layer",
+                where="lora.targets",
+                found=", ".join(unknown),
+                expected=", ".join(names),
+            )
+        return tuple(linear for linear in linears if linear.name in targets)
+
+    @property
+    def trainable(self) -> int:
+        """Parameters that get a gradient."""
+        if self.recipe.lora is None:
+            return self.shape.parameters
+        rank = self.recipe.lora.rank
+        return self.shape.num_layers * sum(rank * (one.in_features + one.out_features) for one in self.adapted)
+
+    @property
+    def trainable_bytes(self) -> int:
+        """Bytes of what is trained, in the type that it is kept in."""
+        return self.trainable * (ADAPTER_BYTES if self.is_adapter else self.e)

@@ -1,0 +1,24 @@
+"""`resume`: go on with a run that was stopped."""
+
+import argparse
+
+from training.commands.train import add_summary
+from training.core.report import Report
+
+SUMMARY = "go on with a run from its newest complete checkpoint"
+EXAMPLE = "make resume RUN=latest"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id or folder, or `latest`")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.runs.folder import RunFolder
+
+    folder = RunFolder.open(args.run)
+    from training.engine import launch
+
+    summary = launch.resume(folder)
+    add_summary(report, folder.id, summary)
+    return summary | {"folder": str(folder.path)}

@@ -1,0 +1,64 @@
+"""`runs`: which runs there are, and how one went."""
+
+import argparse
+import sys
+
+from training.core.report import Report
+
+SUMMARY = "list the runs, or show one with its loss curve"
+EXAMPLE = "make runs RUN=latest"
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id or folder, or `latest`")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.runs.folder import RunFolder, all_runs
+
+    if args.run:
+        document = _describe(RunFolder.open(args.run))
+        for name in ("status", "steps", "validations", "best_checkpoint", "error"):
+            report.add(name, document[name])
+        report.add("loss", document["curve"])
+        if document["status"] in ("paused", "failed", "lost"):
+            report.add("next", f"make resume RUN={document['id']}")
+        return document
+    rows = [_describe(folder) for folder in all_runs()]
+    for row in rows:
+        print(f"{row['id']:<44} {row['status']:<10} {row['steps']:>7}  {row['curve']}", file=sys.stderr)
+    report.add("runs", len(rows))
+    report.add("next", f"make runs RUN={rows[0]['id']}" if rows else "make train CONFIG=...")
+    return {"schema": 1, "runs": rows}
+
+
+def _describe(folder) -> dict:
+    from training.runs.events import read_events
+
+    record = folder.record()
+    losses = [event["train/loss_nats"] for event in read_events(folder.path, "step")]
+    best = folder.checkpoints / "best.json"
+    return {
+        "id": folder.id,
+        "name": record["name"],
+        "method": record["method"],
+        "status": folder.status(),
+        "error": record["error"] if record.get("error") else None,
+        "steps": len(losses),
+        "last_loss_nats": losses[-1] if losses else None,
+        "validations": sum(1 for _ in read_events(folder.path, "validation")),
+        "best_checkpoint": best.read_text().split('"')[3] if best.exists() else None,
+        "curve": sparkline(losses),
+    }
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Draw values as blocks, the mean of each of `width` equal parts, from the lowest to the highest."""
+    if not values:
+        return ""
+    parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
+    means = [sum(part) / len(part) for part in parts if part]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] for mean in means)

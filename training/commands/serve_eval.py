@@ -1,0 +1,48 @@
+"""`serve-eval`: a model swapped into its service, tried, and the previous one put back."""
+
+import argparse
+from pathlib import Path
+
+from training.core.report import Report
+
+SUMMARY = "swap a model into the running service, check and smoke it, put the old one back"
+EXAMPLE = "make serve-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf ARGS='--keep-serving'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a GGUF under $DATA_ROOT/models, or its /app/models/... name")
+    parser.add_argument("--keep-serving", action="store_true", help="leave the new model in service where it passes")
+    parser.add_argument("--smoke", type=Path, metavar="FILE", help="smoke prompts (default: recipes/smoke.yaml)")
+    parser.add_argument("--service", metavar="NAME", help="the service's name (default: llama-local)")
+    parser.add_argument("--port", type=int, help="the port (default: the running service's, else 18080)")
+    parser.add_argument(
+        "--budget-seconds", type=float, default=180.0, metavar="S", help="how long to wait for health (default: 180)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and say what would be done, and do nothing")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.serving import evaluate
+    from training.serving import report as pages
+
+    given = {"service": args.service, "smoke": args.smoke}
+    request = evaluate.Request(
+        args.model, port=args.port, budget_seconds=args.budget_seconds, keep_serving=args.keep_serving,
+        dry_run=args.dry_run, **{name: value for name, value in given.items() if value},
+    )  # fmt: skip
+    evaluation = evaluate.evaluate(request)
+    add_evaluation(report, evaluation.document, pages.rows(evaluation.document, evaluation.path))
+    if evaluation.error is not None:
+        report.fail(evaluation.document["verdict"], evaluation.document["exit_code"])
+        report.add("error", str(evaluation.error) or evaluation.document["error"]["what"])
+    return evaluation.document
+
+
+def add_evaluation(report: Report, document: dict, rows: dict[str, str]) -> None:
+    """The rows that say what an evaluation found, and the next command."""
+    for name, text in rows.items():
+        report.add(name, text)
+    if document["dry_run"]:
+        report.add("dry run", "nothing was stopped, started or written")
+    if document["verdict"] == "PASS" and not document["keep_serving"]:
+        report.add("next", f"make serve-eval MODEL={document['model']['container_path']} ARGS=--keep-serving")

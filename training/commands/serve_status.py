@@ -1,0 +1,38 @@
+"""`serve-status`: what the service serves, by the server's own word."""
+
+import argparse
+
+from training.core.report import Report
+
+SUMMARY = "ask the service what it serves"
+EXAMPLE = "make serve-status"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.core import files, locks
+    from training.serving import control, swap
+
+    state = control.status(args.service)
+    record, loaded = state["record"], state["loaded"]
+    report.add("service", args.service)
+    if record is None:
+        report.add("state", "stopped")
+    else:
+        report.add("state", "healthy" if state["healthy"] else "NOT healthy" if state["running"] else "GONE")
+        report.add("model", f"{record['model']} ({files.short(record['sha256'])}), since {record['since']}")
+        report.add("at", f"http://127.0.0.1:{record['port']}, {record['runtime']}, log {record['log']}")
+    if loaded:
+        report.add("serves now", f"{loaded['path']}, {loaded['parameters']} parameters, by its word")
+    if state["holder"]:
+        report.add("busy", locks.describe(state["holder"]))
+    if record is not None and not state["healthy"]:
+        report.fail("NOT SERVING", 4)
+        report.add("next", f"make serve-start MODEL={record['model']}")
+    if state["unfinished"]:
+        report.fail("UNFINISHED SWAP", 4)
+        report.add("next", swap.restore_command(args.service))
+    return {"schema": 1, **state}

@@ -1,0 +1,84 @@
+"""`tokenizer-train`: a byte-level BPE from a dataset's train split."""
+
+import argparse
+import math
+import time
+from functools import partial
+from itertools import islice
+
+from training.core.report import Report
+from training.core.units import format_bytes, format_seconds
+
+SUMMARY = "train a byte-level BPE tokenizer on a dataset's train split"
+EXAMPLE = "make tokenizer-train DATASET=stdlib"
+_MEASURED_BYTES = 8 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.pretokenizers import CONFIGURATIONS
+    from training.tokenizer.train import Settings
+
+    known, add = ", ".join(CONFIGURATIONS), parser.add_argument
+    add("--dataset", required=True, metavar="REF", help="name@hash, a name (its newest) or a folder")
+    add("--vocab-size", type=int, default=Settings.vocab_size, help="entries, specials too (default %(default)s)")
+    add("--pre-tokenizer", default=Settings.pre_tokenizer, metavar="NAME", help=f"one of {known} (default %(default)s)")
+    add("--name", help="the tokenizer's name (default: the dataset's)")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.core import process
+    from training.data import dataset
+    from training.tokenizer import artifact, store, train
+
+    started = time.monotonic()
+    settings = train.Settings(vocab_size=args.vocab_size, pre_tokenizer=args.pre_tokenizer)
+    data = dataset.load(dataset.resolve(args.dataset))
+    folder, reused = train.train(_corpus(data), settings, name=args.name or data.name)
+    tokenizer = artifact.load(folder)
+    document = {
+        "tokenizer": store.reference(folder), "hash": tokenizer.hash, "folder": str(folder), "reused": reused,
+        "vocab_size": tokenizer.vocab_size, "pre_tokenizer": tokenizer.pre_tokenizer,
+        "multi_digit_tokens": tokenizer.manifest["multi_digit_tokens"],
+        "bytes_per_token": tokenizer.manifest["bytes_per_token"], "trained_on": tokenizer.manifest["trained_on"],
+        "seconds": round(time.monotonic() - started, 3), "peak_rss_bytes": process.peak_rss_bytes(),
+    }  # fmt: skip
+    _report(report, document, data.reference)
+    return document
+
+
+def _corpus(data):
+    from training.core import files
+    from training.data.dataset import KIND
+    from training.tokenizer.train import Corpus
+
+    files.verify_manifest(data.folder, KIND)
+    splits = data.manifest["splits"]
+    measured = [split for split in ("train", "validation") if split in splits]
+    return Corpus(
+        dataset=data.name,
+        hash=data.hash,
+        split="train",
+        text_bytes=splits["train"]["text_bytes"],
+        read=partial(data.iter_texts, "train"),
+        samples={split: partial(_sample, data, split) for split in measured},
+    )
+
+
+def _sample(data, split: str):
+    """Every so many-th text of a split, about 8 MiB in all."""
+    every = math.ceil(data.manifest["splits"][split]["text_bytes"] / _MEASURED_BYTES)
+    return islice(data.iter_texts(split), 0, None, every)
+
+
+def _report(report: Report, document: dict, dataset_reference: str) -> None:
+    report.add("tokenizer", document["tokenizer"] + (" (unchanged, reused)" if document["reused"] else ""))
+    report.add("sha256", document["hash"][:12])
+    report.add("vocabulary", f"{document['vocab_size']} entries, {document['multi_digit_tokens']} of several digits")
+    report.add("pre-tokenizer", f"{document['pre_tokenizer']} (llama.cpp's name)")
+    report.add("trained on", f"{dataset_reference}, train split, {format_bytes(document['trained_on']['bytes'])}")
+    figures = [f"{value:.3f} on {split}" for split, value in document["bytes_per_token"].items()]
+    report.add("bytes per token", ", ".join(figures))
+    report.add("took", f"{format_seconds(document['seconds'])}, peak memory {format_bytes(document['peak_rss_bytes'])}")
+    report.add("folder", document["folder"])
+    overrides = f"data.dataset={dataset_reference} tokenizer.path={document['tokenizer']}"
+    report.add("next", f'make memfit CONFIG=recipes/demo/pretrain-stdlib.yaml ARGS="{overrides}"')

@@ -1,0 +1,47 @@
+"""`train`: a recipe becomes a run."""
+
+import argparse
+from pathlib import Path
+
+from training.core.report import Report
+from training.core.units import format_bytes, format_seconds
+
+SUMMARY = "train a recipe; Ctrl-C saves, and `resume` goes on"
+EXAMPLE = "make train CONFIG=recipes/demo/pretrain-stdlib.yaml ARGS='stop.max_steps=100'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
+    parser.add_argument(
+        "--reuse", action="store_true", help="take a finished run of exactly this, or go on with an unfinished one"
+    )
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.recipe.load import load
+
+    resolved = load(Path(args.config), args.overrides)
+    from training.engine import launch
+
+    folder, summary, reused = launch.start(resolved, reuse=args.reuse)
+    add_summary(report, folder.id, summary)
+    if reused:
+        report.add("reused", "a completed run of the same recipe, data and tokenizer; nothing was trained")
+    return summary | {"reused": reused, "folder": str(folder.path)}
+
+
+def add_summary(report: Report, run_id: str, summary: dict) -> None:
+    """The rows that say what a run did."""
+    report.add("run", run_id)
+    report.add("stopped", f"{summary['stop_reason']} at step {summary['steps']} of {summary['planned_steps']}")
+    seconds = format_seconds(summary["trained_seconds"])
+    report.add(
+        "trained", f"{summary['trained_tokens']:,} tokens in {seconds}, {summary['tokens_per_second']:,.0f} tokens/s"
+    )
+    if summary["best_loss_nats"] is not None:
+        report.add("best", f"{summary['best_loss_nats']:.4f} nats at step {summary['best_step']}")
+    peak, estimate = summary["peak_bytes"], summary["estimate_bytes"]
+    report.add("memory", f"peak {format_bytes(peak)}, estimate {format_bytes(estimate)} ({estimate / peak - 1:+.1%})")
+    report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}")
+    report.add("next", f"make export-gguf CHECKPOINT={run_id}")

@@ -1,0 +1,1 @@
+"""From records to packed text: strict reading, exact de-duplication, the split by group, and token shards."""

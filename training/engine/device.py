@@ -1,0 +1,56 @@
+"""Which device and number type a run gets, and why; nothing is swapped in silence.
+
+A CPU trains in float32. On a GPU the weights have the type that the recipe names.
+"""
+
+import dataclasses
+import os
+import platform
+
+import torch
+
+from training.core.errors import MachineError, UserError
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A torch device with the reasons that environment.json records."""
+
+    torch_device: torch.device
+    dtype: torch.dtype
+    reason: str
+
+    def peak_bytes(self) -> int | None:
+        """The allocator's peak on a GPU; None on a CPU, where the process's own peak counts."""
+        if self.torch_device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.torch_device)
+        return None
+
+
+def resolve(weights: str) -> Device:
+    """Choose the device for weights of this type. Raises UserError or MachineError where there is none."""
+    if weights not in _DTYPES:
+        raise UserError(
+            "this method trains dense weights", where="memory.weights", found=weights, expected=", ".join(_DTYPES)
+        )
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        return Device(torch.device("cuda"), _DTYPES[weights], f"CUDA found: {name}; weights {weights} by the recipe")
+    if weights != "fp32":
+        raise MachineError(
+            "no GPU was found, and a CPU trains in fp32 alone",
+            where="memory.weights",
+            found=weights,
+            expected="fp32, or a GPU with its driver",
+            next_command="make doctor, or add memory.weights=fp32",
+        )
+    return Device(torch.device("cpu"), torch.float32, f"no CUDA device; {platform.processor() or 'CPU'} in float32")
+
+
+def use_cores() -> int:
+    """Give torch the cores that this process may use, unless OMP_NUM_THREADS says otherwise; return their number."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return torch.get_num_threads()

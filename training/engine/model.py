@@ -1,0 +1,44 @@
+"""The model of a recipe: an architecture with random weights, drawn from the run's seed on the CPU."""
+
+import torch
+
+from training.core.errors import UserError
+from training.recipe.model import Recipe
+from training.tokenizer.artifact import Tokenizer
+
+FAMILIES = ("llama",)
+
+
+def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
+    """Build the model of `model.arch` in float32; the same seed gives the same weights on every machine's CPU."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arch = dict(recipe.model.arch or {})
+    family = arch.pop("family", None)
+    if family not in FAMILIES:
+        raise UserError(
+            "no such architecture to train from scratch", where="model.arch.family", found=family,
+            expected=", ".join(FAMILIES),
+        )  # fmt: skip
+    check_vocabulary(arch["vocab_size"], tokenizer)
+    theta = arch.pop("rope_theta", None)
+    if theta is not None:
+        arch["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    config = AutoConfig.for_model(
+        family, **arch, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id, pad_token_id=tokenizer.pad_id,
+        attention_dropout=0.0, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(recipe.seeds.train)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=recipe.memory.attention)
+
+
+def check_vocabulary(num_rows: int, tokenizer: Tokenizer) -> None:
+    """Raise UserError where the tokenizer has more entries than the model has embedding rows."""
+    if tokenizer.vocab_size > num_rows:
+        raise UserError(
+            "the tokenizer has more entries than the model has rows",
+            where="model.arch.vocab_size",
+            found=num_rows,
+            expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
+            next_command=f"add model.arch.vocab_size={tokenizer.vocab_size}",
+        )

@@ -1,0 +1,227 @@
+"""One process's part of a run: it builds everything, trains, records, and leaves a true status behind.
+
+The first SIGINT or SIGTERM saves and stops after the step; a second one stops at once.
+"""
+
+import contextlib
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from training.core import files, process
+from training.core.errors import IntegrityError
+from training.core.progress import Progress
+from training.core.units import format_bytes, format_count
+from training.engine import checkpoint, device, environment, loop, model, optimizer
+from training.engine.inputs import Inputs, rows_of
+from training.engine.schedule import Plan
+from training.objectives.contract import Score
+from training.objectives.pretrain import PretrainRows
+from training.recipe.load import Resolved
+from training.runs.events import EventLog, read_events
+from training.runs.folder import RunFolder
+
+_logger = logging.getLogger(__name__)
+
+
+class Trainer(loop.Hooks):
+    """One process's part of a run: builds everything, trains, records, and leaves a true status behind."""
+
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs):
+        self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
+        self._stop_signal: str | None = None
+        self._last_score: Score | None = None
+
+    def run(self) -> dict:
+        """Train to an end or a stop. The status on disk is true whatever happens, a SIGKILL apart."""
+        self.folder.update(status="running", process=process.identity(), error=None)
+        self.events = EventLog(self.folder.path)
+        try:
+            with self._signals_stop_softly():
+                return self._train()
+        except KeyboardInterrupt:
+            self.folder.update(status="paused")
+            raise
+        except BaseException as error:
+            self.folder.update(status="failed", error=str(error))
+            raise
+        finally:
+            self.folder.update(process=None)
+            self.events.close()
+
+    def _train(self) -> dict:
+        self._forget_incomplete_steps()
+        self.device = device.resolve(self.recipe.memory.weights)
+        threads = device.use_cores()
+        environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
+        rows = rows_of(self.inputs, "train", self.recipe.data.seq_len)
+        self.model = model.build(self.recipe, self.inputs.tokenizer)
+        self.model.to(self.device.torch_device, self.device.dtype)
+        self.optimizer = optimizer.build(self.model, self.recipe.optimizer)
+        state = self._state(rows.num_rows)
+        training = loop.Loop(self.recipe, self.model, self.optimizer, rows, self._validation_rows(), self)
+        self._resumed_tokens, self._started = state.trained_tokens, time.monotonic()
+        with Progress("train", state.plan.total_steps, "step", line_every_seconds=0) as self.progress:
+            self.progress.advance(state.step)
+            reason = training.run(state)
+        if reason == "interrupted":
+            raise KeyboardInterrupt(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
+        return self._finish(state)
+
+    def _state(self, num_rows: int) -> checkpoint.TrainState:
+        """The state of the newest checkpoint, loaded; else that of a fresh run."""
+        newest = self.folder.latest(checkpoint.STATE_KIND)
+        if newest is not None:
+            state = checkpoint.load(newest, self.model, self.optimizer)
+            self.events.write("resume", state.step, checkpoint=newest.name)
+            _logger.info("going on from step %d", state.step)
+            for step in self.folder.steps():
+                if step > state.step:
+                    _remove_step(self.folder.step_folder(step))
+            return state
+        self._require_nothing_trained()
+        steps, planned_by = loop.planned_steps(self.recipe, num_rows)
+        schedule = self.recipe.schedule
+        warmup = schedule.warmup.steps(steps)
+        plan = Plan(schedule.kind, self.recipe.optimizer.lr, warmup, steps, schedule.min_lr_ratio)
+        self.events.write("start", 0, total_steps=steps, rows=num_rows)
+        return checkpoint.TrainState(plan, planned_by)
+
+    def _require_nothing_trained(self) -> None:
+        """A run that has trained and has no checkpoint that verifies must not start afresh in silence."""
+        trained = sum(1 for _ in read_events(self.folder.path, "step"))
+        if trained:
+            raise IntegrityError(
+                "no checkpoint of the run is complete",
+                where=self.folder.checkpoints,
+                found=f"{trained} steps trained, none of them in a checkpoint that verifies",
+                expected="at least one complete checkpoint",
+                next_command=f"make train CONFIG={self.folder.path / 'recipe.yaml'} starts a new run",
+            )
+
+    def _validation_rows(self) -> tuple[PretrainRows, np.ndarray] | None:
+        """The fixed draw of validation rows; it depends on the evaluation seed alone."""
+        if not (self.recipe.evaluate.every_steps or self.recipe.evaluate.every_minutes):
+            return None
+        rows = rows_of(self.inputs, "validation", self.recipe.data.seq_len)
+        count = min(self.recipe.evaluate.records, rows.num_rows)
+        drawn = np.random.default_rng(self.recipe.seeds.eval).permutation(rows.num_rows)[:count]
+        return rows, np.sort(drawn)
+
+    def _forget_incomplete_steps(self) -> None:
+        """Remove what a crash left: temporary folders, and step folders that never got (or lost) their manifest."""
+        files.remove_leftovers(self.folder.path)
+        files.remove_leftovers(self.folder.checkpoints)
+        for path in self.folder.checkpoints.glob("step_*"):
+            if not (path / files.MANIFEST).exists():
+                shutil.rmtree(path)
+
+    # ---- hooks of the loop
+
+    def on_step(self, state: checkpoint.TrainState, result: loop.StepResult) -> None:
+        speed = (state.trained_tokens - self._resumed_tokens) / (time.monotonic() - self._started)
+        peak = self.device.peak_bytes() or process.peak_rss_bytes()
+        self.events.write(
+            "step", state.step, **{
+                "train/loss_nats": result.score.loss_nats, "train/bits_per_byte": result.score.bits_per_byte,
+                "train/grad_norm": result.grad_norm, "train/lr": result.rate, "train/tokens": state.trained_tokens,
+                "speed/tokens_per_second": result.score.num_tokens / result.seconds, "memory/peak_bytes": peak,
+            },
+        )  # fmt: skip
+        note = (
+            f"loss {result.score.loss_nats:.3f} nats  {result.score.bits_per_byte:.3f} bits/byte  "
+            f"{speed:,.0f} tokens/s  {format_bytes(peak)}"
+        )
+        self.progress.total = state.plan.total_steps
+        self.progress.advance(1, note)
+
+    def on_validation(self, state: checkpoint.TrainState, score: Score, is_best: bool) -> None:
+        self._last_score = score
+        self.events.write(
+            "validation", state.step, best=is_best,
+            **{"eval/loss_nats": score.loss_nats, "eval/bits_per_byte": score.bits_per_byte},
+        )  # fmt: skip
+        self.progress.write(
+            f"step {state.step}: validation {score.loss_nats:.4f} nats, {score.bits_per_byte:.4f} bits/byte"
+            + (", the best so far" if is_best else "")
+        )
+
+    def on_event(self, event: str, state: checkpoint.TrainState, **values: object) -> None:
+        self.events.write(event, state.step, **values)
+        self.progress.write(f"step {state.step}: {event} {values}")
+
+    def save(self, state: checkpoint.TrainState) -> None:
+        if state.step in self.folder.steps():
+            return
+        origin = {
+            "method": self.recipe.method, "base": None, "recipe_sha256": self.resolved.sha256,
+            **self.inputs.origin(),
+        }  # fmt: skip
+        checkpoint.save(
+            self.folder, self.model, self.optimizer, state, origin, self.inputs.tokenizer, self.resolved.values
+        )
+        if state.best.step == state.step:
+            self.folder.point("best", state.step)
+        keep = self.recipe.checkpoint
+        checkpoint.prune(self.folder, keep.keep, keep_initial=keep.initial, best_step=state.best.step)
+
+    def stop_requested(self) -> bool:
+        return self._stop_signal is not None
+
+    # ---- ends
+
+    @contextlib.contextmanager
+    def _signals_stop_softly(self) -> Iterator[None]:
+        """Let the first SIGINT or SIGTERM end the run after the step it is in; the second acts at once."""
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def request(number: int, _frame: object) -> None:
+            self._stop_signal = signal.Signals(number).name
+            signal.signal(number, handlers[number])
+            _logger.warning("%s: saving after this step; once more stops at once", self._stop_signal)
+
+        for number in handlers:
+            signal.signal(number, request)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _finish(self, state: checkpoint.TrainState) -> dict:
+        """Write `summary.json`, then the status."""
+        best = self.folder.pointed("best")
+        parameters = sum(p.numel() for p in self.model.parameters())
+        peak = self.device.peak_bytes() or process.peak_rss_bytes()
+        summary = {
+            "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
+            "device": str(self.device.torch_device), "dtype": str(self.device.dtype).removeprefix("torch."),
+            "quantization": None, "attention": self.recipe.memory.attention, "parameters": parameters,
+            "stop_reason": state.stop_reason, "steps": state.step, "planned_steps": state.plan.total_steps,
+            "epochs": state.epoch, "trained_tokens": state.trained_tokens, "skipped_steps": state.skipped_steps,
+            "trained_seconds": round(state.trained_seconds, 2),
+            "tokens_per_second": round(state.trained_tokens / max(state.trained_seconds, 1e-9), 1),
+            "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,
+            "best_checkpoint": best.name if best else None,
+            "peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"],
+        }  # fmt: skip
+        files.write_json(self.folder.path / "summary.json", summary)
+        self.folder.update(status="completed")
+        self.events.write("end", state.step, reason=state.stop_reason)
+        _logger.info(
+            "run %s completed (%s): %s tokens in %d steps", self.folder.id, state.stop_reason,
+            format_count(state.trained_tokens), state.step,
+        )  # fmt: skip
+        return summary
+
+
+def _remove_step(folder: Path) -> None:
+    """Remove a checkpoint folder; its manifest goes first, so that a crash leaves none that looks complete."""
+    _logger.warning("removing %s, which is newer than the checkpoint that verifies", folder.name)
+    (folder / files.MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder)

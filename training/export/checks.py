@@ -1,0 +1,150 @@
+"""What must be right before a conversion starts; everything that is wrong is told at once.
+
+Each check answers a way in which a GGUF comes out that does not load, or loads and is another model: entries without
+rows, a tied head that is not, a head that is missing, BOS and EOS that llama.cpp would make up (it takes id 11), an
+add-BOS flag that says other than the tokenizer does, two chat templates, a weight that is no number.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
+from training.export.checkpoint import TEMPLATE, Checkpoint
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_SHOWN = 5
+
+
+def check(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> None:
+    """Raise the one problem, or all of them as Problems."""
+    found = list(_problems(checkpoint, known_architectures))
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise Problems("the checkpoint cannot be exported", found)
+
+
+def _problems(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> Iterator[TrainyardError]:
+    yield from _architecture(checkpoint, known_architectures)
+    yield from _vocabulary(checkpoint)
+    yield from _head(checkpoint)
+    yield from _specials(checkpoint)
+    yield from _template(checkpoint)
+
+
+def _architecture(checkpoint: Checkpoint, known: frozenset[str]) -> Iterator[TrainyardError]:
+    name = (checkpoint.config.get("architectures") or [None])[0]
+    if name not in known:
+        yield UserError(
+            "llama.cpp's converter does not know the architecture",
+            where=checkpoint.folder / "config.json",
+            found=name,
+            expected=f"one of its {len(known)}: LlamaForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM ...",
+        )
+
+
+def _vocabulary(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    rows, configured = checkpoint.shapes.get(_EMBEDDING, (None,))[0], checkpoint.config.get("vocab_size")
+    if rows is not None and configured != rows:
+        yield UserError(
+            "the configuration's vocabulary is not the embedding's", where="config.json: vocab_size",
+            found=configured, expected=f"{rows}, the rows of {_EMBEDDING}",
+        )  # fmt: skip
+    limit = rows or configured
+    entries = checkpoint.encoder.get_vocab(with_added_tokens=True)
+    beyond = sorted((number, token) for token, number in entries.items() if number >= limit)
+    if beyond:
+        names = ", ".join(f"{token!r} (id {number})" for number, token in beyond[:_SHOWN])
+        more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
+        yield UserError(
+            f"{len(beyond)} entries of the tokenizer have no row in the embedding",
+            where=checkpoint.tokenizer_folder / "tokenizer.json",
+            found=names + more,
+            expected=f"ids below {limit}; resize the embedding and the head, and train the new rows",
+        )
+
+
+def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    embedding, head = checkpoint.shapes.get(_EMBEDDING), checkpoint.shapes.get(_HEAD)
+    tied = checkpoint.config.get("tie_word_embeddings", False)
+    if embedding is None:
+        return
+    if head is None and not tied:
+        yield UserError("an untied model without a head", where=checkpoint.folder, found=f"no {_HEAD}", expected=_HEAD)
+    if head is not None and head[0] != embedding[0]:
+        yield UserError("head and embedding differ in rows", where=_HEAD, found=head[0], expected=embedding[0])
+    elif head is not None and tied and not _equal(checkpoint, _EMBEDDING, _HEAD):
+        yield UserError(
+            "the configuration says that the head is tied, but the two tensors differ",
+            where="config.json: tie_word_embeddings",
+            found="true",
+            expected=f"false, or {_HEAD} equal to {_EMBEDDING}",
+        )
+
+
+def _specials(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    for which in ("bos", "eos"):
+        if checkpoint.special_id(which) is None:
+            yield UserError(
+                f"the tokenizer has no {which.upper()}; llama.cpp would take id 11 for it",
+                where=f"tokenizer_config.json: {which}_token",
+                found=checkpoint.tokenizer_config.get(f"{which}_token"),
+                expected="the text of an added token of tokenizer.json",
+            )
+    claims = {"tokenizer_config.json": checkpoint.tokenizer_config.get("add_bos_token")}
+    claims["the checkpoint's manifest"] = checkpoint.origin["tokenizer"]["add_bos"]
+    for where, claimed in claims.items():
+        if claimed is not None and claimed != checkpoint.add_bos:
+            yield UserError(
+                "the add-BOS flag is not what the tokenizer does",
+                where=where, found=claimed, expected=f"{checkpoint.add_bos}, as its post-processor has it",
+            )  # fmt: skip
+
+
+def _template(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    path = checkpoint.tokenizer_folder / TEMPLATE
+    inside = checkpoint.tokenizer_config.get("chat_template")
+    if inside is not None and path.is_file() and inside != path.read_text():
+        yield UserError(
+            "two different chat templates", where=path, found="another text than tokenizer_config.json's chat_template",
+            expected="one template, byte for byte",
+        )  # fmt: skip
+
+
+def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    import torch
+
+    return torch.equal(_tensor(checkpoint, first), _tensor(checkpoint, second))
+
+
+def _tensor(checkpoint: Checkpoint, wanted: str):
+    for path in checkpoint.weight_files:
+        for name, tensor in _tensors(path):
+            if name == wanted:
+                return tensor
+    raise KeyError(wanted)
+
+
+def _tensors(path: Path) -> Iterator[tuple]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            yield name, tensors.get_tensor(name)
+
+
+def check_finite(checkpoint: Checkpoint) -> None:
+    """Read every tensor once. Raises IntegrityError naming the first with a NaN or an infinity."""
+    import torch
+
+    for path in checkpoint.weight_files:
+        for name, tensor in _tensors(path):
+            wrong = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+            if wrong:
+                raise IntegrityError(
+                    "a weight is no number",
+                    where=f"{path.name}: {name}",
+                    found=f"{wrong} of {tensor.numel()} values are NaN or infinite",
+                    expected="finite values",
+                )

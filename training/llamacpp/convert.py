@@ -1,0 +1,123 @@
+"""A checkpoint turned into GGUF files by the pinned converter, in a process of its own.
+
+The bytes depend on the weights, the configuration, the tokenizer, the model's name and the pin, on nothing else: the
+converter sees a folder of a fixed name with only the files that it needs (no README, no generation settings), a
+fixed hash seed and no network. Where the checkpoint lies, when and by whom it is converted does not enter.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from training.core import files
+from training.core.errors import RunError
+from training.llamacpp import source as sources
+
+OUTTYPES = ("F32", "F16", "BF16", "Q8_0")
+_DRIVER = Path(__file__).with_name("driver.py")
+_STAGED = "model"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_TOKENIZER = ("tokenizer.json", "chat_template.jinja")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OMP_NUM_THREADS")
+_LAST_LINES = 8
+
+
+def architectures(source: Path) -> frozenset[str]:
+    """The names of `config.json` that the converter takes, read from its table without running it."""
+    module = ast.parse((source / "conversion" / "__init__.py").read_text())
+    for node in module.body:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == "TEXT_MODEL_MAP":
+            return frozenset(ast.literal_eval(node.value))
+    raise RunError("the converter has no table of architectures", where=source)
+
+
+class Conversion:
+    """A running conversion; a context manager that ends it. `wait()` returns when the files are complete."""
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self._process, self._log = process, log
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        outputs: Mapping[str, Path],
+        *,
+        tokenizer: Path,
+        pre_tokenizer: str,
+        add_bos: bool,
+        name: str,
+        workspace: Path,
+    ) -> "Conversion":
+        """Start converting a Hugging Face folder and return at once.
+
+        Args:
+            folder: holds config.json and the safetensors.
+            tokenizer: the folder of the tokenizer's files, the same one or another.
+            outputs: the file to write for each type of `OUTTYPES`.
+            pre_tokenizer: llama.cpp's name of the tokenizer's split rule; the caller has proved it.
+            add_bos: whether the served model puts BOS in front of a prompt.
+            name: the display name inside the file.
+            workspace: a folder for the staged checkpoint and the converter's log, removed by the caller.
+
+        Raises MachineError or IntegrityError where the pinned source is missing or changed.
+        """
+        source = sources.require_source()
+        staged = _stage(folder, tokenizer, workspace / _STAGED, add_bos)
+        pairs = [f"{quant}={output}" for quant, output in outputs.items()]
+        command = [sys.executable, "-B", "-P", str(_DRIVER), str(source), str(staged), pre_tokenizer, name, *pairs]
+        log = workspace / "convert.log"
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                command, cwd=workspace, env=_environment(workspace), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        return cls(process, log)
+
+    def wait(self) -> None:
+        """Wait for the end. Raises RunError with the converter's last lines where it failed."""
+        if self._process.wait() != 0:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            raise RunError(
+                "the converter failed",
+                where="llama.cpp convert_hf_to_gguf.py",
+                found=f"status {self._process.returncode}; its last lines:\n" + "\n".join(lines[-_LAST_LINES:]),
+                expected="a GGUF file",
+            )
+
+    def __enter__(self) -> "Conversion":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _environment(workspace: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return kept | {
+        "HOME": str(workspace), "TMPDIR": str(workspace), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+
+
+def _stage(folder: Path, tokenizer: Path, staged: Path, add_bos: bool) -> Path:
+    """Lay out what the converter may see: links to the large files, and the two settings files with what must count.
+
+    `_name_or_path` would put a folder's name into the GGUF. Without `add_bos_token` llama.cpp falls back to what the
+    pre-tokenizer's name implies.
+    """
+    staged.mkdir()
+    patterns = [(folder, pattern) for pattern in _WEIGHTS] + [(tokenizer, pattern) for pattern in _TOKENIZER]
+    for place, pattern in patterns:
+        for path in place.glob(pattern):
+            (staged / path.name).symlink_to(path.resolve())
+    config = files.read_json(folder / "config.json")
+    config.pop("_name_or_path", None)
+    settings = files.read_json(tokenizer / "tokenizer_config.json") | {"add_bos_token": add_bos}
+    files.write_json(staged / "config.json", config)
+    files.write_json(staged / "tokenizer_config.json", settings)
+    return staged

@@ -1,0 +1,94 @@
+"""The contract between the loop and an objective, and the figures that a loss is reported in.
+
+Legend: B rows of a batch, T positions of a row. A row is what the loop counts and shuffles; a trained token is a
+position with a label. Losses are summed, never averaged, so that any split into micro-batches gives one value.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+
+IGNORED_LABEL = -100
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """A batch's summed loss in nats, with its graph while training, and what it is summed over."""
+
+    nats: torch.Tensor
+    num_tokens: int
+    num_bytes: int
+
+
+class Objective(Protocol):
+    """One split of a data set, seen as rows of one method."""
+
+    num_rows: int
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """Build the batch of these row numbers on the CPU, a pure function of them."""
+
+    def num_trained_tokens(self, batch: Batch) -> int:
+        """Count the labels of a batch."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> Sums:
+        """Run the model and sum the loss over the labels of a batch, which lies on the model's device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A measured loss: sums over a set of rows, and the figures derived from them."""
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def loss_nats(self) -> float:
+        """Nats for each trained token."""
+        return self.nats / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss_nats, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits for each byte of text, which compares across tokenizers."""
+        return self.nats / math.log(2) / self.num_bytes
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self) | {
+            "loss_nats": self.loss_nats,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+        }
+
+
+def measure(model: torch.nn.Module, objective: Objective, rows: np.ndarray, micro_batch: int, on_rows=None) -> Score:
+    """Sum the loss over `rows` without gradients; the value does not depend on `micro_batch`."""
+    was_training = model.training
+    model.eval()
+    nats, num_tokens, num_bytes = 0.0, 0, 0
+    device = next(model.parameters()).device
+    try:
+        with torch.inference_mode():
+            for start in range(0, len(rows), micro_batch):
+                chosen = rows[start : start + micro_batch]
+                batch = {name: tensor.to(device) for name, tensor in objective.batch(chosen).items()}
+                sums = objective.loss(model, batch)
+                nats, num_tokens, num_bytes = (
+                    nats + sums.nats.item(),
+                    num_tokens + sums.num_tokens,
+                    num_bytes + sums.num_bytes,
+                )
+                if on_rows:
+                    on_rows(len(chosen))
+    finally:
+        model.train(was_training)
+    return Score(nats, num_tokens, num_bytes)

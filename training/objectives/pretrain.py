@@ -1,0 +1,79 @@
+"""Pretraining: predict every token of every document from the document's own tokens before it.
+
+The token stream of a split (`BOS document EOS BOS document EOS ...`) is cut into rows of `seq_len` inputs; the label
+of a row's last position is the first token of the next row, so no token is lost at a cut. A document's BOS is never a
+label (nothing predicts it from another document), positions restart at each BOS, and the attention of a row is
+block-diagonal: transformers builds that mask from the restarting positions when no attention mask is given.
+Every token but the BOS is a label exactly once an epoch.
+
+Legend: B rows of a batch, T positions of a row, N trained positions, D width, V vocabulary.
+"""
+
+import numpy as np
+import torch
+
+from training.data.tokens import TokenSplit
+from training.objectives.contract import IGNORED_LABEL, Batch, Sums
+
+
+class PretrainRows:
+    """The rows of one split.
+
+    Args:
+        split: the flat tokens; BOS stands at document starts alone (text is encoded without special parsing).
+        token_bytes: bytes of text that each token stands for, 0 for specials; shape (V,).
+        seq_len: inputs of a row.
+    """
+
+    def __init__(self, split: TokenSplit, token_bytes: np.ndarray, *, seq_len: int, bos_id: int, pad_id: int):
+        self._split, self._token_bytes = split, torch.from_numpy(token_bytes.astype(np.int64))
+        self._seq_len, self._bos_id, self._pad_id = seq_len, bos_id, pad_id
+        self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        stream_BT = np.stack([self._window(int(row)) for row in rows])
+        inputs_BT, labels_BT = stream_BT[:, :-1].copy(), stream_BT[:, 1:].copy()
+        starts_BT = inputs_BT == self._bos_id
+        column_T = np.arange(self._seq_len)
+        positions_BT = column_T - np.maximum.accumulate(np.where(starts_BT, column_T, 0), axis=1)
+        labels_BT[labels_BT == self._bos_id] = IGNORED_LABEL
+        inputs_BT[inputs_BT == IGNORED_LABEL] = self._pad_id
+        return {
+            "input_ids_BT": torch.from_numpy(inputs_BT),
+            "labels_BT": torch.from_numpy(labels_BT),
+            "positions_BT": torch.from_numpy(positions_BT),
+        }
+
+    def _window(self, row: int) -> np.ndarray:
+        """The row's inputs and the one token behind them; past the end of the split, the ignored label."""
+        start = row * self._seq_len
+        window = np.full(self._seq_len + 1, IGNORED_LABEL, dtype=np.int64)
+        tokens = self._split.tokens[start : start + self._seq_len + 1]
+        window[: len(tokens)] = tokens
+        return window
+
+    def num_trained_tokens(self, batch: Batch) -> int:
+        return int((batch["labels_BT"] != IGNORED_LABEL).sum())
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> Sums:
+        hidden_BTD = model.base_model(
+            input_ids=batch["input_ids_BT"], position_ids=batch["positions_BT"], use_cache=False
+        ).last_hidden_state
+        trained_BT = batch["labels_BT"] != IGNORED_LABEL
+        labels_N = batch["labels_BT"][trained_BT]
+        logits_NV = model.get_output_embeddings()(hidden_BTD[trained_BT])
+        nats = torch.nn.functional.cross_entropy(logits_NV.float(), labels_N, reduction="sum")
+        return Sums(nats, labels_N.numel(), int(self._token_bytes[labels_N.cpu()].sum()))
+
+
+def token_bytes(tokenizer_json: dict, vocab_size: int) -> np.ndarray:
+    """Bytes of text that each id stands for, shape (vocab_size,).
+
+    In a byte-level BPE every character of an entry is one byte; specials and padding stand for none.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int32)
+    specials = {token["id"] for token in tokenizer_json.get("added_tokens", []) if token["special"]}
+    for entry, index in tokenizer_json["model"]["vocab"].items():
+        if index not in specials:
+            counts[index] = len(entry)
+    return counts

@@ -1,0 +1,85 @@
+"""The pinned base models: `recipes/bases.yaml`, read as strictly as a recipe.
+
+A base is pinned by its source, its revision and the sha256 of every file. An entry without them is unpinned: it can be
+planned by its `config`, and is refused for training.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core import paths
+from training.core.errors import Problems, UserError
+from training.recipe.checking import violations
+from training.recipe.reading import Origin, Reader, show
+from training.recipe.strict_yaml import parse
+
+FILE = paths.REPOSITORY / "recipes" / "bases.yaml"
+FLOATING = ("latest", "main", "master", "head", "stable", "newest", "dev", "nightly")
+_SCHEMA = Path(__file__).parent / "bases.schema.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """One base model: where its bytes come from, and its shape in Hugging Face's words."""
+
+    name: str
+    source: str
+    revision: str | None
+    licence: str
+    files: dict[str, str]  # name -> sha256
+    config: dict
+
+    @property
+    def pinned(self) -> bool:
+        return bool(self.revision and self.files)
+
+
+def load(path: Path = FILE) -> dict[str, Base]:
+    """Read every base. Raises Problems with all that is wrong in the file."""
+    nodes, problems = parse(path.read_bytes(), show(path))
+    schema = json.loads(_SCHEMA.read_text())
+    reading = Reader(schema, lambda line: Origin("file", path, line)).read(nodes)
+    where = {key: str(origin) for key, origin in reading.origins.items()}
+    broken = violations(reading.values, schema, lambda key: where.get(key, f"{show(path)}: {key}"))
+    problems += reading.problems + [error for key, error in broken.items() if key not in reading.bad_keys]
+    for name, values in reading.values.items():
+        if is_floating(values.get("revision") or ""):
+            where_revision = where.get(f"{name}.revision", show(path))
+            problems.append(
+                UserError(
+                    "a floating revision",
+                    where=where_revision,
+                    found=values["revision"],
+                    expected="a commit or a version",
+                )
+            )
+    if problems:
+        raise Problems("the file of bases is wrong", problems)
+    return {name: _base(name, values) for name, values in reading.values.items()}
+
+
+def _base(name: str, values: dict) -> Base:
+    return Base(
+        name, values["source"], values.get("revision"), values["licence"], values.get("files", {}), values["config"]
+    )  # fmt: skip
+
+
+def is_floating(name: str) -> bool:
+    """Whether a name or its last part (`org/model@main`, `model:latest`) moves with time."""
+    last = name.replace("@", ":").rpartition(":")[2]
+    return last.lower() in FLOATING
+
+
+def find(name: str, where: object = None) -> Base:
+    """The base of a name. Raises UserError with the nearest name where there is none, or where the name floats."""
+    bases = load()
+    if name in bases:
+        return bases[name]
+    near = difflib.get_close_matches(name, bases, 1, cutoff=0.4)
+    expected = f"a name of {show(FILE)}: " + (f"perhaps {near[0]}" if near else ", ".join(bases))
+    what = "a floating name is no base" if is_floating(name) else f"unknown base {name}"
+    raise UserError(what, where=where, found=name, expected=expected)

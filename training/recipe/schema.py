@@ -1,0 +1,73 @@
+"""The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
+
+The words are JSON Schema 2020-12. Three annotations are ours: `x-methods` (a section that exists for these methods only),
+`x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). A method's own section is a file
+`training/objectives/<section>.schema.json`, found by listing that folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from training.core import paths
+
+_HERE = Path(__file__).parent
+_FRAGMENTS = paths.REPOSITORY / "training" / "objectives"
+_SUFFIX = ".schema.json"
+
+
+@cache
+def recipe_schema() -> dict:
+    """The whole schema of a recipe, the methods' own sections included."""
+    schema = json.loads((_HERE / "schema.json").read_text())
+    for path in sorted(_FRAGMENTS.glob(f"*{_SUFFIX}")):
+        schema["properties"][path.name.removesuffix(_SUFFIX)] = json.loads(path.read_text())
+    return schema
+
+
+def types(schema: dict) -> list[str]:
+    """The types that a part of the schema allows."""
+    found = schema.get("type", [])
+    return [found] if isinstance(found, str) else list(found)
+
+
+def leaves(schema: dict, prefix: str = "") -> Iterator[tuple[str, dict]]:
+    """Every key that holds a value, dotted, in the schema's order."""
+    for name, part in schema.get("properties", {}).items():
+        key = f"{prefix}{name}"
+        if "properties" in part:
+            yield from leaves(part, f"{key}.")
+        else:
+            yield key, part
+
+
+def part_of(schema: dict, dotted: str) -> dict | None:
+    """The schema of a dotted key, or None where there is no such key."""
+    for name in dotted.split("."):
+        schema = schema.get("properties", {}).get(name)
+        if schema is None:
+            return None
+    return schema
+
+
+def nearest(schema: dict, dotted: str) -> str | None:
+    """The known key that a wrong one probably meant, with what others call it where that is what was typed.
+
+    First the keys beside it, then the same last word elsewhere, then the words of other tools, all by spelling.
+    """
+    parent, _, name = dotted.rpartition(".")
+    beside = part_of(schema, parent) if parent else schema
+    siblings = {word: f"{parent}.{word}" if parent else word for word in (beside or {}).get("properties", {})}
+    elsewhere = {key.rpartition(".")[2]: key for key, _ in leaves(schema)}
+    foreign = {word: f"{key} (elsewhere {word})" for key, part in leaves(schema) for word in part.get("x-also", ())}
+    for known in (siblings, {dotted: key for key, _ in leaves(schema) if key == dotted}, elsewhere, foreign):
+        if name in known:
+            return known[name]
+    for known in (siblings, elsewhere, foreign):
+        if near := difflib.get_close_matches(name, known, 1, cutoff=0.75):
+            return known[near[0]]
+    return None

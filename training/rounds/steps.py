@@ -1,0 +1,65 @@
+"""One step of a round trip: a `python -m training` command as a child process, its `--json` document read back.
+
+The command's own messages and report block go straight to stderr. A signal to this process is passed on, and the
+child is waited for; if this process is killed the child is told to end, so that nothing is left running.
+"""
+
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+from training.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StepFailed(TrainyardError):
+    """A step ended with an error; the exit code is the step's own."""
+
+    def __init__(self, arguments: list[str], exit_code: int, document: dict):
+        error = document.get("error", {})
+        super().__init__(
+            f"the step {arguments[0]} failed",
+            where=shlex.join(["python", "-m", "training", *arguments]),
+            found=error.get("what") or f"exit code {exit_code}",
+            next_command=error.get("next") or "see the report block of the step above",
+        )
+        self.exit_code = exit_code
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent ends, whatever ends it (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
+    """Run one command with `--json`; returns its document and its seconds. Raises StepFailed or KeyboardInterrupt."""
+    command = [sys.executable, "-m", "training", *arguments, "--json"]
+    print(f"\n=== {title}\n    $ {shlex.join(['python', '-m', 'training', *arguments])}", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS")}
+    # A process group of its own: a Ctrl-C at the terminal reaches the child once, through us.
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=environment, process_group=0, preexec_fn=_die_with_parent
+    )
+    output = _wait(child)
+    document = json.loads(output) if output.strip() else {}
+    if child.returncode == INTERRUPTED_EXIT_CODE:
+        raise KeyboardInterrupt(f"in {arguments[0]}; run the same command again to go on")
+    if child.returncode != 0:
+        raise StepFailed(arguments, child.returncode, document)
+    return document, time.monotonic() - started
+
+
+def _wait(child: subprocess.Popen) -> bytes:
+    """Wait for the child, passing each interrupt on to it."""
+    while True:
+        try:
+            return child.communicate()[0]
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)

@@ -1,0 +1,168 @@
+"""One run, one folder: `run.json`, `events.jsonl`, `summary.json` and the checkpoints with their pointers.
+
+Invariants: `run.json` is replaced in one step; a checkpoint counts only with its manifest; a pointer is relative, is
+checked when it is read, and where it is wrong the newest complete checkpoint stands in for it.
+"""
+
+import datetime
+import logging
+import re
+import secrets
+from pathlib import Path
+
+from training.core import files, paths, process
+from training.core.errors import IntegrityError, UserError
+
+RUN_FILE = "run.json"
+CHECKPOINTS = "checkpoints"
+STEP_DIGITS = 6
+STATUSES = ("queued", "waiting", "running", "paused", "completed", "failed", "cancelled", "lost")
+_STEP_NAME = re.compile(r"step_(\d+)")
+_logger = logging.getLogger(__name__)
+
+
+def step_name(step: int) -> str:
+    """`step_000200`."""
+    return f"step_{step:0{STEP_DIGITS}d}"
+
+
+class RunFolder:
+    """A run's folder on disk. Holds no state of its own: every read is of the files."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, name: str, record: dict) -> "RunFolder":
+        """Make the folder of a new run, `<utc>-<name>-<4 hex digits>`, with its first `run.json` (status queued)."""
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        run = cls(paths.roots().runs / f"{stamp}-{name}-{secrets.token_hex(2)}")
+        run.path.mkdir(parents=True)
+        files.write_json(
+            run.path / RUN_FILE, {"schema": 1, "id": run.id, "status": "queued", "process": None, **record}
+        )
+        return run
+
+    @classmethod
+    def open(cls, reference: str | Path) -> "RunFolder":
+        """Open a run by id, by folder, or by `latest` (the newest). Raises UserError naming the runs there are."""
+        candidates = [Path(reference), paths.roots().runs / str(reference)]
+        if str(reference) == "latest":
+            candidates = [run.path for run in all_runs()[:1]]
+        for path in candidates:
+            if (path / RUN_FILE).is_file():
+                return cls(path)
+        known = ", ".join(run.id for run in all_runs()[:5]) or "no run yet"
+        raise UserError(
+            "no such run", where=paths.roots().runs, found=reference, expected=known, next_command="make runs"
+        )
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    # ---- the record
+
+    def record(self) -> dict:
+        """`run.json` as it stands."""
+        return files.read_json(self.path / RUN_FILE)
+
+    def update(self, **changes: object) -> dict:
+        """Replace keys of `run.json` in one step."""
+        record = self.record() | changes
+        files.write_json(self.path / RUN_FILE, record)
+        return record
+
+    def status(self) -> str:
+        """The status word; a run whose process is gone without a word is `lost`, and is written down as such."""
+        record = self.record()
+        if record["status"] in ("running", "waiting") and not process.is_running(record["process"]):
+            return self.update(status="lost", process=None)["status"]
+        return record["status"]
+
+    # ---- checkpoints and pointers
+
+    def steps(self) -> list[int]:
+        """The steps with a complete checkpoint, in numeric order; names that are no step are ignored."""
+        found = []
+        for path in self.checkpoints.glob("step_*"):
+            match = _STEP_NAME.fullmatch(path.name)
+            if match and (path / files.MANIFEST).is_file():
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def step_folder(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def point(self, pointer: str, step: int) -> None:
+        """Let `latest` or `best` name a step, in one step."""
+        files.write_json(self.checkpoints / f"{pointer}.json", {"folder": step_name(step), "step": step})
+
+    def pointed(self, pointer: str) -> Path | None:
+        """The checkpoint that a pointer names, verified; None where there is no such pointer or it is not valid."""
+        path = self.checkpoints / f"{pointer}.json"
+        if not path.exists():
+            return None
+        try:
+            folder = self.step_folder(int(files.read_json(path)["step"]))
+            files.verify_manifest(folder, "checkpoint")
+            return folder
+        except (IntegrityError, KeyError, TypeError, ValueError) as error:
+            _logger.warning("the pointer %s.json of run %s is not usable (%s)", pointer, self.id, error)
+            return None
+
+    def latest(self, kind_of_state: str | None = None) -> Path | None:
+        """The newest checkpoint whose bytes verify, told with a warning where it is not the one `latest` names.
+
+        With `kind_of_state` its `state/` folder has to verify as well, as a resume needs it.
+        """
+        for step in reversed(self.steps()):
+            folder = self.step_folder(step)
+            try:
+                files.verify_manifest(folder, "checkpoint")
+                if kind_of_state:
+                    files.verify_manifest(folder / "state", kind_of_state)
+            except IntegrityError as error:
+                _logger.warning("checkpoint %s is passed over: %s", step_name(step), error)
+                continue
+            if self._named("latest") != step:
+                _logger.warning("latest.json does not name %s, the newest complete checkpoint; using that", folder.name)
+            return folder
+        return None
+
+    def _named(self, pointer: str) -> int | None:
+        try:
+            return files.read_json(self.checkpoints / f"{pointer}.json").get("step")
+        except (IntegrityError, AttributeError):
+            return None
+
+
+def all_runs() -> list[RunFolder]:
+    """Every run under the data root, the newest first."""
+    found = [RunFolder(path.parent) for path in paths.roots().runs.glob(f"*/{RUN_FILE}")]
+    return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def resolve_checkpoint(reference: str) -> Path:
+    """The checkpoint folder that is meant: a step folder itself, or of a run (id, folder, `latest`) the best, else
+    the latest. Raises UserError or IntegrityError."""
+    path = Path(reference)
+    if (path / files.MANIFEST).is_file():
+        return path
+    if path.is_dir() and _STEP_NAME.fullmatch(path.name):
+        files.read_manifest(path, "checkpoint")
+    run = RunFolder.open(reference)
+    folder = run.pointed("best") or run.latest()
+    if folder is None:
+        raise UserError(
+            "the run has no complete checkpoint",
+            where=run.checkpoints,
+            found="none",
+            expected="at least one step folder with a manifest",
+            next_command=f"make resume RUN={run.id}",
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""Serving: the service, the swap that always puts the old model back, and the evaluation of a served model."""

@@ -1,0 +1,100 @@
+"""Is the served model the exported one, and does the server read a prompt as training did?
+
+The fingerprint's tolerance is 0.1 nats: the same file on the same build and machine gives the same bits, another back
+end or thread count moves a log-probability by a few hundredths (the f16 cache alone costs up to 0.02), and another
+model, or the same one with a row out of place, by whole nats. The likeliest token must agree, unless the
+manifest's first two lie closer together than the tolerance can tell.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.core.errors import IntegrityError, RunError
+from training.llamacpp.client import Client
+from training.serving.prompts import Prompt
+
+if TYPE_CHECKING:
+    from training.tokenizer.artifact import Tokenizer
+
+TOLERANCE_NATS = 0.1
+_ASKED_TOP = 40
+
+
+def require_same_model(client_says: dict, manifest: dict, path: Path) -> None:
+    """Hold what the server says that it has loaded against the manifest. Raises IntegrityError."""
+    for part in ("parameters", "vocab_size"):
+        if client_says[part] != manifest[part]:
+            raise IntegrityError(
+                f"the server has loaded another model: its {part} is not the manifest's",
+                where=path,
+                found=client_says[part],
+                expected=manifest[part],
+                next_command="make verify MODEL=... names the first broken link",
+            )
+
+
+def compare_fingerprint(client: Client, fingerprint: dict) -> dict:
+    """Hold the server's log-probabilities against the manifest's: `{"max_nats", "tolerance_nats", "top1_agree", ...}`.
+
+    Raises IntegrityError where they differ by more than the tolerance.
+    """
+    largest, agree = 0.0, 0
+    for number, prompt in enumerate(fingerprint["prompts"]):
+        expected = prompt["top"]
+        answer = client.top_logprobs(prompt["ids"], _ASKED_TOP)
+        found = dict(answer)
+        differences = [abs(found[token] - value) if token in found else float("inf") for token, value in expected]
+        largest = max(largest, *differences)
+        same_top = answer[0][0] == expected[0][0]
+        agree += same_top
+        near_tie = expected[0][1] - expected[1][1] <= 2 * TOLERANCE_NATS
+        if max(differences) > TOLERANCE_NATS or not (same_top or near_tie):
+            raise IntegrityError(
+                f"the served model is not the exported one: prompt {number + 1} of its fingerprint differs",
+                found=_shown(answer[: len(expected)]),
+                expected=f"{_shown(expected)}, within {TOLERANCE_NATS} nats",
+                next_command="make verify MODEL=... names the first broken link",
+            )
+    num_prompts = len(fingerprint["prompts"])
+    return {
+        "max_nats": largest, "tolerance_nats": TOLERANCE_NATS, "top1_agree": agree, "num_prompts": num_prompts
+    }  # fmt: skip
+
+
+def _shown(top: Sequence[Sequence]) -> str:
+    return " ".join(f"{token}:{value:.3f}" for token, value in top)
+
+
+def prompt_ids(client: Client, prompt: Prompt) -> tuple[str, list[int]]:
+    """The text that the server makes of a prompt, and its token ids as it will read them."""
+    text = prompt.text if prompt.text is not None else client.apply_template(prompt.messages)
+    return text, client.tokenize(text, add_special=True, parse_special=True)
+
+
+def compare_prompt_ids(client: Client, prompts: Sequence[Prompt], tokenizer: "Tokenizer | None") -> list[dict]:
+    """The ids of each prompt by the server and by the training tokenizer: `{"name", "num_tokens", "compared"}`.
+
+    Without a tokenizer nothing is compared. Raises RunError, with the first position that differs, before any answer
+    is judged: a prompt that is read differently makes a good model look bad.
+    """
+    results = []
+    for prompt in prompts:
+        text, served = prompt_ids(client, prompt)
+        if tokenizer is not None:
+            _require_same(prompt.name, served, tokenizer.encode(text), tokenizer)
+        results.append({"name": prompt.name, "num_tokens": len(served), "compared": tokenizer is not None})
+    return results
+
+
+def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "Tokenizer") -> None:
+    if served == trained:
+        return
+    pairs = enumerate(zip(served, trained, strict=False))
+    position = next((i for i, (a, b) in pairs if a != b), min(len(served), len(trained)))
+    raise RunError(
+        f"the server reads the prompt {name!r} otherwise than training did, from position {position} on",
+        found=f"ids {served[position : position + 6]} of {len(served)}",
+        expected=f"ids {trained[position : position + 6]} of {len(trained)}, by {tokenizer.name}",
+        next_command="make export-gguf again; its own check names the cause",
+    )

@@ -1,0 +1,168 @@
+"""The report of an evaluation: its shape as a document, its place on disk, and its rows for people.
+
+No home folder and no host name stands in it. A part that was not reached is null.
+"""
+
+from pathlib import Path
+
+from training.core import files, paths, version
+from training.core.errors import INTERRUPTED_EXIT_CODE, Terminated, TrainyardError
+from training.core.report import utc_stamp
+from training.core.units import format_seconds
+from training.llamacpp.client import GREEDY
+from training.serving.swap import Swap, say
+
+_TEXT_WIDTH = 48
+
+
+def opening(model: str, service: str, dry_run: bool, keep_serving: bool) -> dict:
+    """The document with every part in its place and nothing found yet."""
+    return {
+        "schema": 1, "kind": "serve-eval", "started": utc_stamp(), "service": service, "verdict": None,
+        "exit_code": None, "error": None, "dry_run": dry_run, "keep_serving": keep_serving,
+        "model": {"asked": paths.for_people(model)}, "manifest": None, "server": None, "previous": None,
+        "loaded": None, "fingerprint": None, "prompt_ids": None, "smoke": [], "restore": None, "seconds": {},
+        "tool": version.tool(),
+    }  # fmt: skip
+
+
+def close(document: dict, error: BaseException | None) -> None:
+    """Set the verdict, the exit code and the error."""
+    if error is None:
+        document |= {"verdict": "PASS", "exit_code": 0}
+    elif isinstance(error, KeyboardInterrupt):
+        name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+        document |= {"verdict": "INTERRUPTED", "exit_code": INTERRUPTED_EXIT_CODE}
+        document["error"] = {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": f"stopped by {name}"}
+    else:
+        known = isinstance(error, TrainyardError)
+        parts = error.to_json() if known else {"kind": type(error).__name__, "exit_code": 1, "what": str(error)}
+        document |= {"verdict": "FAIL", "exit_code": parts["exit_code"], "error": parts}
+
+
+def write(document: dict, folder: Path, name: str) -> Path | None:
+    """Keep the document as `<utc>-<name>.json`; a folder that cannot be written is said, not raised."""
+    path, number = folder / f"{document['started']}-{name}.json", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{document['started']}-{name}-{number}.json"
+    try:
+        files.write_json(path, document)
+        return path
+    except (TrainyardError, OSError) as error:
+        say(f"warning: the report was not kept: {error}")
+        return None
+
+
+def record_part(record: dict) -> dict:
+    """A service's record as reports show it."""
+    kept = ("runtime", "process", "port", "arguments", "sha256", "since")
+    shown = {"model": paths.for_people(record["model"]), "log": paths.for_people(record["log"])}
+    return {key: record[key] for key in kept} | shown | {"image": None, "request": GREEDY}
+
+
+def loaded_part(loaded: dict | None) -> dict | None:
+    """What a server says that it serves, as reports show it."""
+    return loaded and loaded | {"path": paths.for_people(loaded["path"])}
+
+
+def state_part(state: dict) -> dict:
+    """A service's state as reports show it."""
+    server = state["record"] and record_part(state["record"])
+    return {
+        "running": state["running"], "healthy": state["healthy"], "server": server,
+        "loaded": loaded_part(state["loaded"]),
+    }  # fmt: skip
+
+
+def restore_part(swap: Swap) -> dict:
+    """The restore's outcome: `state` is running, stopped, kept (the new model stays), untouched or failed."""
+    if swap.restore:
+        return swap.restore | {"loaded": loaded_part(swap.restore["loaded"])}
+    state = "kept" if swap.kept else "failed" if swap.begun else "untouched"
+    return {"state": state, "proved": False}
+
+
+def rows(document: dict, path: Path | None) -> dict[str, str]:
+    """The rows of the report block, those that were reached."""
+    found = {
+        "previous": _previous(document["previous"]),
+        "new model": _new_model(document["model"]),
+        "health": _health(document),
+        "prompt ids": _prompt_ids(document["prompt_ids"]),
+        "fingerprint": _fingerprint(document["fingerprint"]),
+        "smoke": _smoke(document["smoke"]),
+        "restored": _restored(document),
+        "report": path and str(path),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _served(server: dict) -> str:
+    return f"{server['model']} ({files.short(server['sha256'])}) on port {server['port']}"
+
+
+def _previous(previous: dict | None) -> str | None:
+    if previous is None:
+        return None
+    if not previous["running"]:
+        return "stopped"
+    return _served(previous["server"]) + ("" if previous["healthy"] else ", running but not healthy")
+
+
+def _new_model(model: dict) -> str:
+    if "sha256" not in model:
+        return model["asked"]
+    return f"{model['container_path']} ({files.short(model['sha256'])}, {model['quant_type']}, as its manifest says)"
+
+
+def _health(document: dict) -> str | None:
+    waited, loaded = document["seconds"].get("health_wait"), document["loaded"]
+    if waited is None:
+        return None
+    said = f"; the server says {loaded['path']}, {loaded['parameters']} parameters" if loaded else ""
+    return f"after {format_seconds(waited)}{said}"
+
+
+def _prompt_ids(part: dict | None) -> str | None:
+    if part is None:
+        return None
+    if not part["compared"]:
+        return f"not compared: {part['why']}"
+    checked = part.get("prompts")
+    return checked and f"equal in all {len(checked)} prompts ({sum(each['num_tokens'] for each in checked)} ids)"
+
+
+def _fingerprint(part: dict | None) -> str | None:
+    if part is None:
+        return None
+    return (
+        f"at most {part['max_nats']:.4f} nats from the manifest's (limit {part['tolerance_nats']}), "
+        f"top token {part['top1_agree']} of {part['num_prompts']}"
+    )
+
+
+def _smoke(results: list[dict]) -> str | None:
+    if not results:
+        return None
+    lines = [f"{sum(result['passed'] for result in results)} of {len(results)} passed"]
+    for result in results:
+        text = repr(result["text"])
+        text = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
+        lines.append(f"{result['name']}: {text}" + ("" if result["passed"] else f" FAILED: {result['why']}"))
+    return "\n".join(lines)
+
+
+def _restored(document: dict) -> str | None:
+    part = document["restore"]
+    if part is None:
+        return None
+    if part["state"] == "running":
+        proof = f"the server says it serves {part['loaded']['path']}" if part["proved"] else "unhealthy as before"
+        return f"yes, in {format_seconds(part['seconds'])}: {proof}"
+    return {
+        "stopped": "yes: stopped, as before",
+        "kept": f"no, as asked: {document['model']['container_path']} stays on port {document['server']['port']}",
+        "untouched": "nothing was changed",
+        "failed": "NO",
+    }[part["state"]]

@@ -1,0 +1,108 @@
+"""The pre-tokenizers that llama.cpp and Hugging Face's `tokenizers` both know, by llama.cpp's name.
+
+Owns the equality: a name stands here only with the configuration that splits every text as llama.cpp's case of that
+name does. Owns no vocabulary. llama.cpp applies no normalizer to byte-level BPE, so a tokenizer with one has no name.
+The patterns are facts of llama.cpp, src/llama-vocab.cpp (commit 0c1e57098), which export proves by comparing ids.
+"""
+
+import json
+
+from training.core.errors import IntegrityError, UserError
+
+DEFAULT = "llama-bpe"
+
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+# The same as model makers spell it; under (?i:...) an apostrophe before U+017F (long s) also counts.
+_CONTRACTIONS_OF_MAKERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _byte_level(*, use_regex: bool) -> dict:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split_then_bytes(digits: str, contractions: str = _CONTRACTIONS) -> dict:
+    pattern = {"Regex": contractions + _WORDS + digits + _REST}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+
+
+_DIGITS_ALONE = {"type": "Digits", "individual_digits": True}
+
+# llama.cpp's name -> the pre_tokenizer of tokenizer.json
+CONFIGURATIONS: dict[str, dict] = {
+    "llama-bpe": _split_then_bytes(r"\p{N}{1,3}"),
+    "qwen2": _split_then_bytes(r"\p{N}"),
+    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_ALONE, _byte_level(use_regex=True)]},
+    "gpt-2": _byte_level(use_regex=True),
+}
+_ALSO_SPELLED = {
+    "llama-bpe": _split_then_bytes(r"\p{N}{1,3}", _CONTRACTIONS_OF_MAKERS),
+    "qwen2": _split_then_bytes(r"\p{N}", _CONTRACTIONS_OF_MAKERS),
+}
+
+
+def check_name(name: str) -> str:
+    """Return a known name. Raises UserError listing the known ones."""
+    if name not in CONFIGURATIONS:
+        raise UserError("no such pre-tokenizer", found=repr(name), expected="one of " + ", ".join(CONFIGURATIONS))
+    return name
+
+
+def ignores_merges(name: str) -> bool:
+    """Whether a pre-token that is itself in the vocabulary is taken whole, as llama.cpp does under this name."""
+    return name == "llama-bpe"
+
+
+def build(name: str):
+    """Build the `tokenizers` pre-tokenizer of a llama.cpp name. Raises UserError for an unknown one."""
+    from tokenizers import Tokenizer, models
+
+    # The library has no constructor from a configuration but that of a whole tokenizer.
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    return Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": CONFIGURATIONS[check_name(name)]})).pre_tokenizer
+
+
+def name_of(tokenizer_json: dict) -> str:
+    """Return llama.cpp's name for a `tokenizer.json`. Raises IntegrityError where the configuration is no known one."""
+    model = tokenizer_json.get("model") or {}
+    configuration = _without_offsets(tokenizer_json.get("pre_tokenizer"))
+    for name in CONFIGURATIONS:
+        known = [_without_offsets(table[name]) for table in (CONFIGURATIONS, _ALSO_SPELLED) if name in table]
+        if configuration in known:
+            problems = _model_problems(name, model, tokenizer_json.get("normalizer"))
+            if problems:
+                raise IntegrityError(
+                    f"the tokenizer splits text as {name} does, but llama.cpp would give other ids",
+                    found="; ".join(problems),
+                    expected="byte-level BPE without normalizer, merges ignored under llama-bpe alone",
+                )
+            return name
+    raise IntegrityError(
+        "the tokenizer's pre-tokenizer is none that llama.cpp is known to have",
+        found=configuration,
+        expected="the configuration of " + ", ".join(CONFIGURATIONS),
+    )
+
+
+def _without_offsets(configuration: object) -> object:
+    """A configuration without `trim_offsets`, which changes offsets and never ids."""
+    if isinstance(configuration, dict):
+        return {key: _without_offsets(value) for key, value in configuration.items() if key != "trim_offsets"}
+    if isinstance(configuration, list):
+        return [_without_offsets(value) for value in configuration]
+    return configuration
+
+
+def _model_problems(name: str, model: dict, normalizer: object) -> list[str]:
+    problems = []
+    if model.get("type") != "BPE":
+        problems.append(f"model.type is {model.get('type')}")
+    if bool(model.get("ignore_merges")) != ignores_merges(name):
+        problems.append(f"model.ignore_merges is {model.get('ignore_merges')}")
+    if model.get("byte_fallback"):
+        problems.append("model.byte_fallback is on")
+    if normalizer is not None:
+        problems.append(f"there is a normalizer, {normalizer}")
+    return problems

@@ -1,0 +1,89 @@
+"""Artifacts by name and hash, `<root>/<name>/<hash12>/`: what a reference means, and when a folder can be reused.
+
+Owns no content: datasets and tokenizers both lie this way. A folder without its manifest does not exist for this
+module. `newest` goes by the manifest's time on disk, since no time stands inside a manifest.
+"""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from training.core import files
+from training.core.errors import IntegrityError, UserError
+
+_logger = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a name that is safe as a folder's. Raises UserError."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"not a name for a {what}",
+            found=repr(name),
+            expected="letters, digits, '.', '_' and '-', at most 64, a letter or digit first",
+        )
+    return name
+
+
+def name_from(text: str) -> str:
+    """The nearest name to a file's stem: `my data (1)` gives `my-data-1`."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-._")[:64] or "data"
+
+
+def reference(folder: Path) -> str:
+    """`name@hash12` of a folder under its root."""
+    return f"{folder.parent.name}@{folder.name}"
+
+
+def complete_folders(parent: Path) -> list[Path]:
+    """The complete artifacts directly under a folder, the newest last."""
+    manifests = [path for path in parent.glob(f"[!.]*/{files.MANIFEST}") if path.is_file()]
+    return [path.parent for path in sorted(manifests, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
+
+
+def resolve(text: str, root: Path, kind: str, make_command: str) -> Path:
+    """Return the folder that `name@hash`, `name` (its newest) or a folder's path means.
+
+    The hash may be shortened; it is the folder's, or the `hash` that its manifest holds. Raises UserError listing
+    what there is, with `make_command` as the way to get one.
+    """
+    if "@" not in text and (Path(text) / files.MANIFEST).is_file():
+        return Path(text).absolute()
+    name, _, digits = text.partition("@")
+    found = complete_folders(root / name) if _NAME.fullmatch(name) else []
+    matching = [folder for folder in found if not digits or _has_hash(folder, digits.lower())]
+    if matching:
+        return matching[-1]
+    there = ", ".join(reference(folder) for folder in found) or ", ".join(_names(root)) or "none yet"
+    raise UserError(
+        f"no such {kind}", where=root / name if found else root, found=f"{text!r}; there are: {there}",
+        expected=f"name@hash, a name, or the path of a {kind}'s folder", next_command=make_command,
+    )  # fmt: skip
+
+
+def _has_hash(folder: Path, digits: str) -> bool:
+    if folder.name.startswith(files.short(digits)):
+        return True
+    return files.read_json(folder / files.MANIFEST).get("hash", "").startswith(digits)
+
+
+def _names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("[!.]*") if complete_folders(path))
+
+
+def reusable(folder: Path, kind: str) -> bool:
+    """Whether a folder is complete and every byte is what its manifest says.
+
+    A damaged one is removed with a warning, since the same inputs make it again.
+    """
+    if not (folder / files.MANIFEST).is_file():
+        return False
+    try:
+        files.verify_manifest(folder, kind)
+        return True
+    except IntegrityError as error:
+        _logger.warning("%s %s is damaged and is made again: %s", kind, reference(folder), error)
+        shutil.rmtree(folder)
+        return False

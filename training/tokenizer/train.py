@@ -1,0 +1,185 @@
+"""Train a byte-level BPE and write it as an artifact.
+
+Owns the recipe of a tokenizer: its specials, its alphabet of all 256 bytes, the cap on long runs. Invariants: the
+same texts in any order, on any number of threads, give the same tokenizer.json; a key over the texts' hash, the
+settings and the library's version recognises what is already made. Takes iterators of text and knows no dataset.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from training.core import files, locks, paths, version
+from training.core.errors import UserError
+from training.core.progress import Progress
+from training.tokenizer import artifact, measure, pretokenizers, store
+
+_logger = logging.getLogger(__name__)
+_FORMAT_VERSION = 1
+_NUM_BYTES = 256
+_NO_LIMIT_TOKENS = 10**9
+
+Texts = Callable[[], Iterable[str]]  # opens them anew at each call
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the vocabulary besides the texts.
+
+    Args:
+        vocab_size: entries including specials and the 256 bytes.
+        pre_tokenizer: llama.cpp's name of it.
+        min_frequency: how often a pair must occur to be merged.
+        longest_run_chars: longer runs without whitespace (or of whitespace) are cut for training, since the time
+            that a merge takes grows with the length of a pre-token.
+    """
+
+    vocab_size: int = 4096
+    pre_tokenizer: str = pretokenizers.DEFAULT
+    min_frequency: int = 2
+    longest_run_chars: int = 1000
+
+    def __post_init__(self) -> None:
+        pretokenizers.check_name(self.pre_tokenizer)
+        smallest = _NUM_BYTES + len(artifact.SPECIALS)
+        if self.vocab_size < smallest:
+            raise UserError(
+                "the vocabulary is too small",
+                where="--vocab-size",
+                found=self.vocab_size,
+                expected=f"at least {smallest}: {_NUM_BYTES} bytes and {len(artifact.SPECIALS)} specials",
+            )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a tokenizer is trained on: a way to read the texts, and what the manifest says of them.
+
+    Args:
+        dataset, hash, split: the dataset's name, its whole hash, and the split.
+        text_bytes: UTF-8 bytes of all texts together.
+        read: the texts.
+        samples: texts on which bytes per token are measured, by the name that the manifest gives the figure.
+    """
+
+    dataset: str
+    hash: str
+    split: str
+    text_bytes: int
+    read: Texts
+    samples: Mapping[str, Texts] = field(default_factory=dict)
+
+    def to_manifest(self) -> dict:
+        return {"dataset": self.dataset, "hash": self.hash, "split": self.split, "bytes": self.text_bytes}
+
+
+def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]:
+    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether it was found."""
+    root = paths.roots().tokenizers / store.check_name(name, artifact.KIND)
+    key = _key(corpus, settings)
+    folder = root / files.short(key)
+    with locks.hold(root / ".lock", f"training the tokenizer {name}", resource=f"the tokenizer {name}"):
+        if store.reusable(folder, artifact.KIND):
+            return folder, True
+        library = _train(corpus, settings)
+        with files.atomic_folder(folder) as temporary:
+            _write(temporary, library, corpus, settings, name, key)
+    return folder, False
+
+
+def _key(corpus: Corpus, settings: Settings) -> str:
+    import tokenizers
+
+    return files.sha256_json(
+        {
+            "format": _FORMAT_VERSION, "dataset": corpus.hash, "split": corpus.split, "settings": asdict(settings),
+            "specials": artifact.SPECIALS, "library": tokenizers.__version__,
+        }
+    )  # fmt: skip
+
+
+def _train(corpus: Corpus, settings: Settings):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    library = Tokenizer(models.BPE(ignore_merges=pretokenizers.ignores_merges(settings.pre_tokenizer)))
+    library.pre_tokenizer = pretokenizers.build(settings.pre_tokenizer)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=list(artifact.SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer)
+    bos = artifact.BOS
+    library.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, library.token_to_id(bos))]
+    )
+    return library
+
+
+def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
+    with Progress("tokenizer", corpus.text_bytes, "B") as progress:
+        for text in corpus.read():
+            yield from cut_long_runs(text, longest_run_chars)
+            progress.advance(len(text.encode()))
+        progress.write("tokenizer: texts read, merging pairs")
+
+
+def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
+    """Yield a text in pieces so that no run without whitespace, and none of whitespace, is longer than the limit."""
+    # The look-behinds let a run be tried at its first character only: linear in the text.
+    long_run = re.compile(rf"(?<!\S)\S{{{longest_chars + 1},}}|(?<!\s)\s{{{longest_chars + 1},}}")
+    start = 0
+    for run in long_run.finditer(text):
+        for cut in range(run.start() + longest_chars, run.end(), longest_chars):
+            yield text[start:cut]
+            start = cut
+    yield text[start:]
+
+
+def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str) -> None:
+    text = library.to_str(pretty=True)
+    files.write_text(folder / artifact.TOKENIZER, text)
+    files.write_json(folder / artifact.CONFIG, _transformers_config())
+    vocab_size = library.get_vocab_size(with_added_tokens=True)
+    if vocab_size < settings.vocab_size:
+        _logger.warning("the text gave only %d of %d vocabulary entries", vocab_size, settings.vocab_size)
+    body = {
+        "name": name,
+        "hash": files.sha256_file(folder / artifact.TOKENIZER),
+        "key": key,
+        "vocab_size": vocab_size,
+        "pre_tokenizer": pretokenizers.name_of(json.loads(text)),
+        "add_bos": True,
+        "specials": {special: library.token_to_id(special) for special in artifact.SPECIALS},
+        "settings": asdict(settings),
+        "trained_on": corpus.to_manifest(),
+    }
+    figures = _measure(artifact.Tokenizer(folder, body), corpus)
+    files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
+
+
+def _measure(tokenizer: artifact.Tokenizer, corpus: Corpus) -> dict:
+    figures = {name: measure.compression(tokenizer, read()) for name, read in corpus.samples.items()}
+    return {
+        "bytes_per_token": {name: round(figure.bytes_per_token, 4) for name, figure in figures.items()},
+        "multi_digit_tokens": len(measure.multi_digit_tokens(tokenizer)),
+    }
+
+
+def _transformers_config() -> dict:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": artifact.BOS,
+        "eos_token": artifact.EOS,
+        "pad_token": artifact.PAD,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _NO_LIMIT_TOKENS,
+    }
