@@ -11,7 +11,7 @@ TRAINYARD = .venv/bin/python -m training
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
 
 ##@ Set up
-.PHONY: help setup test lint doctor llamacpp-fetch
+.PHONY: help setup test lint doctor
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
@@ -30,7 +30,8 @@ venv:
 	 && cp docker/$(LOCK).lock .venv/installed.lock \
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
-test: setup llamacpp-fetch ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
+test: setup ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
+	@$(TRAINYARD) export-build
 	@.venv/bin/python -m pytest $(ARGS)
 
 lint: setup ## Check the style
@@ -39,12 +40,9 @@ lint: setup ## Check the style
 doctor: setup ## Tell what this machine has
 	@$(TRAINYARD) doctor $(ARGS)
 
-llamacpp-fetch: setup ## Fetch the pinned llama.cpp into the cache, verified by its hash
-	@$(TRAINYARD) llamacpp-fetch $(ARGS)
-
 ##@ All of it
 .PHONY: demo
-demo: setup llamacpp-fetch ## From the standard library's sources to an answering model, under 8 minutes on 2 cores
+demo: setup ## From the standard library's sources to an answering model, under 8 minutes on 2 cores
 	@$(TRAINYARD) demo $(ARGS)
 
 ##@ Plan
@@ -87,7 +85,10 @@ evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step fol
 	@$(TRAINYARD) evaluate "$(CHECKPOINT)" $(ARGS)
 
 ##@ Ship
-.PHONY: export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
+.PHONY: export-build export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
+export-build: setup ## Fetch the pinned llama.cpp, verified by its hash, into the cache
+	@$(TRAINYARD) export-build $(ARGS)
+
 export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
 	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
 	@$(TRAINYARD) export-gguf "$(CHECKPOINT)" $(ARGS)
@@ -98,17 +99,17 @@ verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=fi
 
 serve-eval: setup ## Swap a model into the running service, smoke it, put the old one back. MODEL=/app/models/...
 	$(call need,MODEL,make serve-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
-	@$(TRAINYARD) serve-eval "$(MODEL)" $(ARGS)
+	@$(TRAINYARD) serve-eval "$(MODEL)" $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
 
 serve-start: setup ## Put a model into service. MODEL=/app/models/...
 	$(call need,MODEL,make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
-	@$(TRAINYARD) serve-start "$(MODEL)" $(ARGS)
+	@$(TRAINYARD) serve-start "$(MODEL)" $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
 
 serve-stop: setup ## Stop the service
-	@$(TRAINYARD) serve-stop $(ARGS)
+	@$(TRAINYARD) serve-stop $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
 
 serve-status: setup ## Ask the service what it serves
-	@$(TRAINYARD) serve-status $(ARGS)
+	@$(TRAINYARD) serve-status $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
 
 serve-restore: setup ## Finish the restore that a crash cut short
-	@$(TRAINYARD) serve-restore $(ARGS)
+	@$(TRAINYARD) serve-restore $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)

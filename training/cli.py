@@ -11,16 +11,17 @@ import signal
 import sys
 import traceback
 from types import ModuleType
+from typing import NoReturn
 
 from training.core import log
-from training.core.errors import INTERRUPTED_EXIT_CODE, UNEXPECTED_EXIT_CODE, Terminated, TrainyardError
+from training.core.errors import INTERRUPTED_EXIT_CODE, UNEXPECTED_EXIT_CODE, Terminated, TrainyardError, UserError
 from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
     "Prepare": ("data-prepare", "tokenizer-train", "memfit", "check"),
     "Train": ("train", "resume", "evaluate"),
-    "Export": ("llamacpp-fetch", "export-gguf"),
+    "Export": ("export-build", "export-gguf"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
     "All of it": ("demo",),
 }
@@ -39,9 +40,16 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and exit, so that bad arguments end in a report block like all else."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"wrong arguments: {message}", where=self.prog, next_command=f"{self.prog} --help")
+
+
 def _parser(name: str) -> argparse.ArgumentParser:
     module = _module(name)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m training {name}",
         description=f"example: {module.EXAMPLE}\n\n{module.SUMMARY}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,15 +73,15 @@ def main(argv: list[str]) -> int:
         print(f"unknown command {argv[0]!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
         print("  next     python -m training --help", file=sys.stderr)
         return 2
-    args = _parser(argv[0]).parse_args(argv[1:])
     log.configure()
-    return _dispatch(argv, args)
+    return _dispatch(argv)
 
 
-def _dispatch(argv: list[str], args: argparse.Namespace) -> int:
+def _dispatch(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _raise_terminated)
     report = Report(argv)
     try:
+        args = _parser(argv[0]).parse_args(argv[1:])
         document = _module(argv[0]).run(args, report)
     except TrainyardError as error:
         report.fail("FAIL", error.exit_code)
@@ -89,7 +97,7 @@ def _dispatch(argv: list[str], args: argparse.Namespace) -> int:
         report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
         report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
         document = {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
-    if args.json:
+    if "--json" in argv:
         print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     report.publish()
     return report.exit_code

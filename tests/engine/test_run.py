@@ -80,6 +80,7 @@ def test_the_checkpoint_is_what_transformers_loads(recipe: Path):
     assert model.config.eos_token_id is not None and model.num_parameters() > 12_000
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_bit_for_bit(recipe: Path):
     """B01, B04, B05: SIGINT saves and leaves the run paused; the resumed losses are those of the unbroken run."""
     child = start_child(recipe, "stop.max_steps=200", "checkpoint.every_steps=50")
@@ -136,7 +137,7 @@ def test_a_run_killed_anywhere_is_lost_and_comes_back(recipe: Path):
 @pytest.mark.parametrize("damage", ["half", "zero", "folder", "pointer", "state"])
 def test_a_damaged_newest_checkpoint_is_passed_over(recipe: Path, damage: str, capsys: pytest.CaptureFixture):
     """B10, B11: the newest complete older one is used, with a warning, and the run still ends as it would have."""
-    code, run = train(recipe, "stop.max_steps=8", "checkpoint.keep=5")
+    _, run = train(recipe, "stop.max_steps=8", "checkpoint.keep=5")
     wanted = final_weights(run)
     newest = run.step_folder(8)
     weights = newest / "model.safetensors"
@@ -221,6 +222,7 @@ def test_the_same_recipe_is_reused_and_another_is_not(recipe: Path):
     assert len(all_runs()) == 2
 
 
+@pytest.mark.slow
 def test_a_second_run_waits_and_says_for_whom(recipe: Path, tmp_path: Path):
     first = start_child(recipe, "stop.max_steps=400", "evaluate.every_steps=400", "checkpoint.every_steps=400")
     wait_for_step(1)
@@ -240,7 +242,6 @@ def test_a_second_run_waits_and_says_for_whom(recipe: Path, tmp_path: Path):
         (["data.dataset=nothing"], 2, "no such dataset"),
         (["tokenizer.path=nothing"], 2, "no such tokenizer"),
         (["memory.weights=bf16"], 3, "no GPU was found"),
-        (["optimizer.lr=1e30", "schedule.warmup=0 steps", "stop.max_steps=40"], 4, "not finite"),
     ],
 )
 def test_bad_settings_are_told_with_their_exit_code(recipe: Path, overrides, code, word, capsys):

@@ -45,12 +45,13 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     return (
         Instant("load", (weights(plan),)),
         Instant("forward_end", (*saved, logits(plan))),
-        Instant("head_backward", (*saved, loss_backward(plan), *_if(head_gradient(plan)))),
+        Instant("loss_backward", (*saved, loss_backward(plan))),
+        Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
         Instant("layer_backward", (*saved, *_if(head_gradient(plan)), *layer_backward(plan))),
         Instant("backward_end", (*standing, gradients(plan), *_if(embedding_gradients(plan)))),
         Instant("optimizer_step", (*standing, gradients(plan), *_if(step_temporaries(plan)))),
         Instant("evaluation", (*standing, *_if(attention_mask(plan)), evaluated_layer(plan), logits(plan))),
-        Instant("checkpoint_save", (*standing, save_copies(plan))),
+        Instant("checkpoint_save", standing),
     )
 
 
@@ -130,8 +131,7 @@ def attention_mask(plan: Plan) -> Term:
 
 
 def logits(plan: Plan) -> Term:
-    e = plan.e
-    each = e + 4 + (4 if e < 4 or plan.is_hf else 0)
+    each = plan.logit_bytes + 4 + (4 if plan.logit_bytes < 4 else 0)
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "logits, their float32 copy, log-softmax (torch cross_entropy)",
@@ -142,10 +142,18 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    each = 12 + (plan.e if plan.is_hf else 0) + (2 if plan.is_hf and plan.is_nf4 else 0)
+    each = 12 + (plan.logit_bytes if plan.is_hf else 0)
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "log-softmax and two float32 gradients; outputs kept alive in the hf profile",
+    )  # fmt: skip
+
+
+def head_backward(plan: Plan) -> Term:
+    each = plan.logit_bytes + (plan.logit_bytes if plan.is_hf else 0) + (4 if plan.logit_bytes < 4 else 0)
+    return Term(
+        "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
+        "the logits' gradient, cast back to their type; outputs kept alive in the hf profile",
     )  # fmt: skip
 
 
@@ -208,21 +216,12 @@ def evaluated_layer(plan: Plan) -> Term:
     )
 
 
-def save_copies(plan: Plan) -> Term:
-    states = optimizer_states(plan).num_bytes
-    return Term(
-        "save_copies",
-        max(states, plan.trainable_bytes),
-        "max(states, trained)",
-        "one file's tensors as bytes before writing",
-    )
-
-
 def _assumptions(plan: Plan) -> tuple[str, ...]:
     recipe = plan.recipe
     lines = [
         f"{plan.B} x {plan.S} tokens a micro-batch, every position trained, no step longer than that",
         "the peak is that of the second step and later, when the optimizer's states exist",
+        "a checkpoint is written from the tensors themselves, without copies on the device",
         "modules as transformers 5.24 writes them, without torch.compile and without fused kernels",
     ]
     if recipe.memory.loss_chunk == "auto":

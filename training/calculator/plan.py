@@ -68,6 +68,11 @@ class Plan:
         chunk = self.recipe.memory.loss_chunk
         return min(self.T, chunk) if isinstance(chunk, int) and chunk > 0 else self.T
 
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of a logit as the head gives it: PEFT's k-bit preparation lifts the head to float32."""
+        return 4 if self.is_nf4 and self.is_hf else self.e
+
     # ---- choices
 
     @property

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--val-ratio", type=float, default=Settings.val_ratio, help="share of validation (default %(default)s)")
     add("--seed", type=int, default=Settings.seed, help="decides which group goes where (default %(default)s)")
     add("--cutoff", metavar="YYYY-MM-DD", help="records dated after that day go to test_postcutoff alone")
-    add("--max-record", type=parse_bytes, metavar="SIZE", help="the longest line that is read (default 16MiB)")
+    add("--max-record", metavar="SIZE", help="the longest line that is read (default 16MiB)")
     add(
         "--group-by",
         choices=GROUP_BY,
@@ -61,7 +61,7 @@ def _source(args: argparse.Namespace):
         )
     if args.stdlib:
         return StandardLibrary(), "stdlib"
-    source = Jsonl(args.input, MAX_RECORD_BYTES if args.max_record is None else args.max_record)
+    source = Jsonl(args.input, parse_bytes(args.max_record) if args.max_record else MAX_RECORD_BYTES)
     return source, store.name_from(args.input.stem)
 
 

@@ -25,17 +25,41 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 
 def _add_rows(report: Report, figures: dict) -> None:
-    before, after = figures["bits_per_byte_before"], figures["bits_per_byte_after"]
-    unigram = figures["bits_per_byte_unigram"]
-    report.add("bits/byte", f"{before:.3f} before, {after:.3f} after, on the test split (unigram model: {unigram:.3f})")
+    bits = figures["bits_per_byte"]
+    report.add(
+        "bits/byte",
+        f"{bits['before']:.3f} before, {bits['after']:.3f} after on the test split; unigram model {bits['unigram']:.3f}",
+    )
     report.add("trained", f"{figures['trained_tokens']:,} tokens, {figures['tokens_per_second']:,.0f} a second")
     peak, estimate = figures["peak_bytes"], figures["estimate_bytes"]
     report.add("memory", f"peak {format_bytes(peak)}, estimate {format_bytes(estimate)} ({estimate / peak - 1:+.1%})")
     report.add("chain", " -> ".join(f"{name} {digits}" for name, digits in figures["chain"].items()))
-    report.add("parity", figures["parity"])
-    report.add("restored", figures["restored"])
+    for quant, parity in figures["parity"].items():
+        report.add(
+            f"parity {quant}",
+            f"at most {parity['max_nats']:.4f} nats off, median {parity['median_nats']:.4f}, at {parity['positions']} "
+            f"positions; divergence mean {parity['kl_mean_nats']:.2g}, 99th percentile {parity['kl_p99_nats']:.2g}",
+        )
+    passed = sum(prompt["passed"] for prompt in figures["smoke"])
+    report.add("smoke", f"{passed} of {len(figures['smoke'])} prompts answered by the trained model")
+    report.add("restored", _restored(figures))
     report.add("reused", ", ".join(figures["reused"]) or "nothing")
-    report.add("time", format_seconds(figures["total_seconds"]))
+    report.add("time", format_seconds(sum(figures["seconds"].values())))
     report.add("run", figures["folder"])
-    report.add("model", figures["gguf"])
-    report.add("next", figures["next"])
+    report.add("model", figures["model"])
+    report.add("next", _next(figures))
+
+
+def _restored(figures: dict) -> str:
+    if figures["kept_serving"]:
+        return f"no, as asked: the trained model stays on port {figures['port']}"
+    return f"yes, by the server's word: {figures['serves']['path']}; then the demo's service was stopped"
+
+
+def _next(figures: dict) -> str:
+    if figures["kept_serving"]:
+        return (
+            f"curl -s http://127.0.0.1:{figures['port']}/completion "
+            """-d '{"prompt": "def main():", "n_predict": 48}' (make serve-stop SERVICE=demo ends it)"""
+        )
+    return "make demo ARGS=--keep-serving, then ask it yourself"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from training.core.errors import MachineError
+from training.core.files import disk_errors
 from training.core.process import identity
 from training.core.units import format_seconds
 
@@ -56,13 +57,14 @@ def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: 
 
     Raises MachineError, naming the holder, where the time is up.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _acquire(descriptor, path, wait_seconds, resource)
-        text = json.dumps(identity() | {"what": what, "since": time.time()}).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        with disk_errors(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(identity() | {"what": what, "since": time.time()}).encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -14,19 +14,22 @@ class Progress:
         total: how many units it will be, or None when that is not known.
         unit: the unit's name; `B` is shown with binary prefixes.
         line_every_seconds: how often a plain line comes where there is no terminal; 0 for one at each advance.
+        done: units that were done before.
     """
 
-    def __init__(self, label: str, total: int | None, unit: str = "it", line_every_seconds: float = 10.0):
+    def __init__(
+        self, label: str, total: int | None, unit: str = "it", line_every_seconds: float = 10.0, done: int = 0
+    ):
         self.label, self.total, self.unit, self.line_every_seconds = label, total, unit, line_every_seconds
-        self._done, self._note = 0, ""
+        self._done, self._note = done, ""
         self._bar: tqdm | None = None
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
             self._bar = tqdm(
-                total=self.total, desc=self.label, unit=self.unit, unit_scale=True, dynamic_ncols=True, leave=False,
-                unit_divisor=1024 if self.unit == "B" else 1000,
+                total=self.total, initial=self._done, desc=self.label, unit=self.unit, unit_scale=True,
+                unit_divisor=1024 if self.unit == "B" else 1000, dynamic_ncols=True, leave=False,
             )  # fmt: skip
         return self
 

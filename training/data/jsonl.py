@@ -21,6 +21,9 @@ from training.data.record import Record
 
 MAX_RECORD_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
+_UNREAD = object()
+_EXPECTED = "one valid JSON object a line"
+EXAMPLE = "make data-prepare INPUT=my.jsonl"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -43,6 +46,7 @@ class Jsonl:
         self.label, self.argument = path.name, f"INPUT={shlex.quote(str(path))}"
         self.size_bytes = _size_bytes(path)
         self.sha256: str | None = None
+        self._parser = _Parser()
 
     def fingerprint(self) -> str:
         """Hash the file's bytes."""
@@ -59,6 +63,8 @@ class Jsonl:
                 number += 1
                 digest.update(line)
                 body = self._body(line)
+                if self.form is None and body.lstrip().startswith(b"["):
+                    raise self._json_array(number)
                 if len(body) > self.max_record_bytes:
                     self._refuse_overlong(file, line, number)
                 if body.strip():
@@ -77,19 +83,19 @@ class Jsonl:
         return line.rstrip(b"\r\n")
 
     def _record(self, body: bytes, number: int) -> Record:
-        value, reasons = _parse(body)
-        if not reasons:
-            reasons = self._form_problems(value, number) or record.problems(value, self.form)
+        value, reasons = self._parser.parse(body)
+        if value is not _UNREAD:
+            reasons += self._form_problems(value) or record.problems(value, self.form)
         if not reasons:
             try:
                 return record.build(value, self.form)
+            except UnicodeEncodeError:
+                pass  # named below, with whatever else is wrong
             except ValueError as error:
-                reasons = [_build_problem(error)]
-        raise self._refusal(number, reasons, value)
+                reasons.append(f"a number that JSON cannot hold ({error})")
+        raise self._refusal(number, reasons + _surrogate_problems(value), value)
 
-    def _form_problems(self, value: object, number: int) -> list[str]:
-        if isinstance(value, list) and self.form is None:
-            raise self._json_array(number)
+    def _form_problems(self, value: object) -> list[str]:
         if self.form is None:
             self.form = record.form_of(value)
         if self.form:
@@ -105,7 +111,7 @@ class Jsonl:
             "a record is refused; nothing was written",
             where=f"{self.path} line {number}{named}",
             found="; ".join(reasons),
-            expected="one valid JSON object a line",
+            expected=_EXPECTED,
             next_command=f"sed -n {number}p {shlex.quote(str(self.path))}   # correct it, then run the same again",
         )
 
@@ -136,54 +142,69 @@ class Jsonl:
 
 def _size_bytes(path: Path) -> int:
     """The size of a readable file. Raises UserError where there is none or an empty one, MachineError if unreadable."""
-    command = "make data-prepare INPUT=my.jsonl"
     if not path.is_file():
         found = "no file" if path.exists() else "nothing"
-        raise UserError("there is no such input", where=path, found=found, expected="JSONL", next_command=command)
+        raise UserError("there is no such input", where=path, found=found, expected="JSONL", next_command=EXAMPLE)
     if not os.access(path, os.R_OK):
         raise MachineError("the input cannot be read", where=path, found="no permission", expected="a readable file")
     size = path.stat().st_size
     if size == 0:
-        raise UserError("the input is empty", where=path, found="0 bytes", expected="one JSON object a line")
+        raise UserError("the input is empty", where=path, found="0 bytes", expected=_EXPECTED, next_command=EXAMPLE)
     return size
 
 
 # ---- JSON, with every reason
 
 
-def _parse(body: bytes) -> tuple[object, list[str]]:
-    """Parse one line into its value and what is wrong with it; with anything wrong the value is for naming only."""
+class _Parser:
+    """Reads one line at a time into its value, `_UNREAD` where it cannot be read, and everything wrong with it."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._unique, parse_constant=self._constant)
+
+    def parse(self, body: bytes) -> tuple[object, list[str]]:
+        self._reasons = []
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            return _UNREAD, [f"not UTF-8: byte {body[error.start]:#04x} at position {error.start + 1} of the line"]
+        value = _UNREAD
+        try:
+            value, end = self._decoder.raw_decode(text, len(text) - len(text.lstrip()))
+            self._check_rest(text, end)
+        except json.JSONDecodeError as error:
+            self._reasons.append(f"not JSON: {error.msg} at column {error.colno}")
+        except (ValueError, RecursionError) as error:
+            self._reasons.append(f"not JSON that can be read: {error}")
+        return value, self._reasons
+
+    def _check_rest(self, text: str, end: int) -> None:
+        rest = text[end:].lstrip()
+        column = len(text) - len(rest) + 1
+        if rest.startswith(("{", "[")):
+            self._reasons.append(f"several objects on one line (the second begins at column {column})")
+        elif rest:
+            self._reasons.append(f"text after the object at column {column}")
+
+    def _unique(self, pairs: list[tuple[str, object]]) -> dict:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            self._reasons += [f"duplicate key {record.shown(key)}" for key, count in counts.items() if count > 1]
+        return value
+
+    def _constant(self, name: str) -> float:
+        self._reasons.append(f"{name} is not JSON")
+        return float(name)
+
+
+def _surrogate_problems(value: object) -> list[str]:
+    if value is _UNREAD:
+        return []
     try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        return None, [f"not UTF-8: byte {body[error.start]:#04x} at position {error.start + 1} of the line"]
-    reasons: list[str] = []
-
-    def unique(pairs: list[tuple[str, object]]) -> dict:
-        counts = Counter(key for key, _ in pairs)
-        reasons.extend(f"duplicate key {record.shown(key)}" for key, count in counts.items() if count > 1)
-        return dict(pairs)
-
-    decoder = json.JSONDecoder(
-        object_pairs_hook=unique, parse_constant=lambda name: reasons.append(f"{name} is not JSON")
-    )
-    start = len(text) - len(text.lstrip())
-    try:
-        value, end = decoder.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        return None, [*reasons, f"not JSON: {error.msg} at column {error.colno}"]
-    except (ValueError, RecursionError) as error:
-        return None, [*reasons, f"not JSON that can be read: {error}"]
-    rest = text[end:].lstrip()
-    if rest.startswith(("{", "[")):
-        reasons.append(f"several objects on one line (the second begins at column {len(text) - len(rest) + 1})")
-    elif rest:
-        reasons.append(f"text after the object at column {len(text) - len(rest) + 1}")
-    return value, reasons
-
-
-def _build_problem(error: ValueError) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        near = error.object[max(0, error.start - 20) : error.start].encode("ascii", "replace").decode()
-        return f"half a surrogate pair, \\u{ord(error.object[error.start]):04x}, after {near!r}"
-    return f"a number that JSON cannot hold ({error})"
+        json.dumps(value, ensure_ascii=False).encode()
+        return []
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 20) : error.start]
+        return [f"half a surrogate pair, \\u{ord(error.object[error.start]):04x}, after {near!r}"]

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
-from training.core import files, locks, paths, version
+from training.core import files, paths, version
 from training.core.errors import UserError
 from training.core.progress import Progress
+from training.data import jsonl
 from training.data.dataset import KIND, STATS
-from training.data.jsonl import RecordTooLong
 from training.data.record import Record
 from training.data.settings import SPLITS, Settings
 from training.data.split import Assignment, Ledger
@@ -53,11 +53,17 @@ class Source(Protocol):
     def read(self) -> Iterator[Record]: ...
 
 
-def prepare(source: Source, *, name: str, ratios: tuple[float, float] = (0.8, 0.1), seed: int = 7, **settings) -> Path:
+def prepare(
+    source: Source,
+    *,
+    name: str,
+    ratios: tuple[float, float] = (Settings.train_ratio, Settings.val_ratio),
+    seed: int = Settings.seed,
+    cutoff: str | None = None,
+    group_by: str = Settings.group_by,
+) -> Path:
     """Prepare a source under a name and return the dataset's folder; `ratios` are train's and validation's."""
-    train_ratio, val_ratio = ratios
-    chosen = Settings(train_ratio=train_ratio, val_ratio=val_ratio, seed=seed, **settings)
-    return Preparation(source, name=name, settings=chosen).run()[0]
+    return Preparation(source, name=name, settings=Settings(*ratios, seed, cutoff, group_by)).run()[0]
 
 
 class Preparation:
@@ -83,8 +89,7 @@ class Preparation:
 
     def run(self) -> tuple[Path, bool]:
         """Write the dataset, or find it unchanged. Return its folder, and whether it was found."""
-        lock = self.folder.parent / ".lock"
-        with locks.hold(lock, f"preparing the dataset {self.name}", resource=f"the dataset {self.name}"):
+        with store.exclusive(self.folder, KIND):
             if store.reusable(self.folder, KIND):
                 return self.folder, True
             files.require_space(self.folder, int(2.1 * self.source.size_bytes), "the dataset and its working copy")
@@ -113,11 +118,11 @@ class Preparation:
                     ledger.add(record)
                     spool.write(record.line + b"\n")
                     progress.advance(len(record.line) + 1)
-            except RecordTooLong as error:
+            except jsonl.RecordTooLong as error:
                 error.next_command = self.command(self.settings, f"--max-record {error.length_bytes}B")
                 raise
         if not len(ledger):
-            raise UserError("the input holds no record", where=self.source.label, expected="one JSON object a line")
+            raise UserError("the input holds no record", where=self.source.label, next_command=jsonl.EXAMPLE)
         if self.source.sha256 != self._fingerprint:
             again = self.command(self.settings)
             raise UserError("the input changed while it was read", where=self.source.label, next_command=again)
@@ -165,7 +170,12 @@ class Preparation:
                 "linked": assignment.num_linked_groups,
                 "straddling": assignment.num_straddling,
             },
-            "splits": {name: {key: split[key] for key in _SPLIT_SIZES} for name, split in stats["splits"].items()},
+            "splits": {
+                name: {"records": count, "groups": assignment.num_groups_in(name)}
+                | _lengths(ledger.text_bytes[assignment.of(name)])
+                for name, count in assignment.counts.items()
+                if count
+            },
         }
 
     def _manifest(self, stats: dict) -> dict:

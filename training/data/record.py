@@ -22,6 +22,7 @@ EXPLICIT_SPLITS = ("train", "validation", "test")
 DIGEST_BYTES = 16
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _FORM_KEYS = {key for keys in FORMS.values() for key in keys}
 
 
@@ -95,21 +96,22 @@ def problems(value: object, form: str) -> list[str]:
 
 def build(value: dict, form: str) -> Record:
     """Make the record of a valid value. Raises ValueError for a lone surrogate or a number that JSON cannot hold."""
-    line = _canonical(value)
-    content = _canonical({key: value[key] for key in FORMS[form]})
+    line = canonical(value)
+    content = value["text"].encode() if form == "text" else canonical([value[key] for key in FORMS[form]])
     date = value.get("date")
     return Record(
         line=line,
         content_digest=hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(),
-        text_bytes=sum(len(text.encode()) for text in texts(value)),
+        text_bytes=len(content) if form == "text" else sum(len(text.encode()) for text in texts(value)),
         group=value.get("group") or value.get("source"),
         split=value.get("split"),
         day=date[:10] if date else None,
     )
 
 
-def _canonical(value: dict) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def canonical(value: object) -> bytes:
+    """The one spelling of a value: UTF-8 without spaces. Raises ValueError as `build` does."""
+    return _encoder.encode(value).encode()
 
 
 # ---- rules, each giving the reasons against one field

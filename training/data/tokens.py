@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files, locks, version
+from training.core import files, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
@@ -85,8 +85,7 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer) -> Path:
     _require_text(dataset)
     key = files.sha256_json({"format": _FORMAT_VERSION, "dataset": dataset.hash, "tokenizer": tokenizer.hash})
     folder = dataset.folder / "tokens" / files.short(key)
-    doing = f"tokenizing {dataset.reference}"
-    with locks.hold(folder.parent / ".lock", doing, resource=f"the tokens of {dataset.reference}"):
+    with store.exclusive(folder, KIND):
         if not store.reusable(folder, KIND):
             files.verify_manifest(dataset.folder, DATASET_KIND)
             _require_space(folder, dataset, tokenizer)
@@ -143,7 +142,8 @@ def _write_split(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: st
             text_bytes.extend(sizes)
             num_tokens += sum(map(len, documents))
             progress.advance(sum(sizes), f"{format_count(num_tokens)} tokens")
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype="<u8")]).astype("<u8")
+    offsets = np.zeros(len(lengths) + 1, "<u8")
+    np.cumsum(lengths, out=offsets[1:])
     offsets.tofile(folder / f"{split}.offsets.bin")
     np.array(text_bytes, "<u8").tofile(folder / f"{split}.text_bytes.bin")
     return {"documents": len(lengths), "tokens": num_tokens, "text_bytes": sum(text_bytes)}

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class Trainer(loop.Hooks):
     def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs):
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._stop_signal: str | None = None
-        self._last_score: Score | None = None
+        self._stepped_tokens, self._stepped_seconds = 0, 0.0
 
     def run(self) -> dict:
         """Train to an end or a stop. The status on disk is true whatever happens, a SIGKILL apart."""
@@ -65,9 +64,7 @@ class Trainer(loop.Hooks):
         self.optimizer = optimizer.build(self.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
         training = loop.Loop(self.recipe, self.model, self.optimizer, rows, self._validation_rows(), self)
-        self._resumed_tokens, self._started = state.trained_tokens, time.monotonic()
-        with Progress("train", state.plan.total_steps, "step", line_every_seconds=0) as self.progress:
-            self.progress.advance(state.step)
+        with Progress("train", state.plan.total_steps, "step", line_every_seconds=0, done=state.step) as self.progress:
             reason = training.run(state)
         if reason == "interrupted":
             raise KeyboardInterrupt(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
@@ -124,7 +121,9 @@ class Trainer(loop.Hooks):
     # ---- hooks of the loop
 
     def on_step(self, state: checkpoint.TrainState, result: loop.StepResult) -> None:
-        speed = (state.trained_tokens - self._resumed_tokens) / (time.monotonic() - self._started)
+        self._stepped_tokens += result.score.num_tokens
+        self._stepped_seconds += result.seconds
+        speed = self._stepped_tokens / self._stepped_seconds
         peak = self.device.peak_bytes() or process.peak_rss_bytes()
         self.events.write(
             "step", state.step, **{
@@ -141,7 +140,6 @@ class Trainer(loop.Hooks):
         self.progress.advance(1, note)
 
     def on_validation(self, state: checkpoint.TrainState, score: Score, is_best: bool) -> None:
-        self._last_score = score
         self.events.write(
             "validation", state.step, best=is_best,
             **{"eval/loss_nats": score.loss_nats, "eval/bits_per_byte": score.bits_per_byte},

@@ -6,6 +6,7 @@ and outlives it. The port is tried before the start, so that a busy one is told 
 The kernel ties a private server to the starting thread, so start it from one that stays.
 """
 
+import errno
 import os
 import secrets
 import socket
@@ -39,14 +40,18 @@ def free_port() -> int:
 
 
 def port_holder(port: int) -> str | None:
-    """Who listens on a port, `python -m http.server (process 4711)`; None where nobody does."""
+    """Who listens on a port, `python -m http.server (process 4711)`; None where nobody does.
+
+    Raises MachineError where the port cannot be had at all.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
             return None
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise MachineError(f"port {port} cannot be used", where=HOST, found=error.strerror) from None
     for pid in _listeners(port):
         try:
             return f"{' '.join(psutil.Process(pid).cmdline())[:160]} (process {pid})"
@@ -116,7 +121,7 @@ class ServerProcess:
         Args:
             port: None takes a free one.
             log: the server's output is appended here.
-            ctx_size: tokens of context of each slot.
+            ctx_size: tokens of context of each slot (llama.cpp rounds up to a multiple of 256).
             threads: None takes the CPUs that this process may use.
             detached: outlive this process; else the server dies with it.
             token: stands in the server's command line, so that `find` can tell this very start.
@@ -200,7 +205,7 @@ class ServerProcess:
             time.sleep(_POLL_SECONDS)
 
     def _gone(self, waited_seconds: float) -> RunError:
-        code = self._popen.returncode if self._popen else None
+        code = self._popen.wait() if self._popen else None
         status = "" if code is None else f" with status {code}" if code >= 0 else f" by signal {-code}"
         return RunError(
             f"the server ended{status} after {format_seconds(waited_seconds)}, before it was healthy",

@@ -5,7 +5,6 @@ crash, does only what is not done.
 """
 
 import dataclasses
-import math
 from pathlib import Path
 
 from training.core import files, paths
@@ -36,6 +35,7 @@ class Demo:
 
     def run(self) -> dict:
         """Run every step; returns the figures of the report. Raises what a step raises."""
+        self._step("converter", "The pinned llama.cpp, whose converter is used", ["export-build"])
         self._prepare()
         self._train()
         self._export()
@@ -53,18 +53,18 @@ class Demo:
     def _prepare(self) -> None:
         data = self._step("data", "Text and data set", ["data-prepare", "--stdlib", "--name", "stdlib"])
         tokenizer = self._step(
-            "tokenizer", "Tokenizer", ["tokenizer-train", "--dataset", data["reference"], "--name", "stdlib-4k"]
+            "tokenizer", "Tokenizer", ["tokenizer-train", "--dataset", data["dataset"], "--name", "stdlib-4k"]
         )
         self.recipe = [
-            "--config", str(RECIPE), f"data.dataset={data['reference']}", f"tokenizer.path={tokenizer['reference']}",
+            "--config", str(RECIPE), f"data.dataset={data['dataset']}", f"tokenizer.path={tokenizer['tokenizer']}",
             *self.overrides,
         ]  # fmt: skip
         self._step("memfit", "Memory fit, before the model exists", ["memfit", *self.recipe])
 
     def _train(self) -> None:
-        self.training = self._step("train", "Train", ["train", *self.recipe, "--reuse"])
-        checkpoints = Path(self.training["folder"]) / "checkpoints"
-        self.first, self.best = checkpoints / "step_000000", checkpoints / self.training["best_checkpoint"]
+        summary = self._step("train", "Train", ["train", *self.recipe, "--reuse"])
+        checkpoints = Path(summary["folder"]) / "checkpoints"
+        self.first, self.best = checkpoints / "step_000000", checkpoints / summary["best_checkpoint"]
         self._step(
             "evaluate", "Before and after, on the test split",
             ["evaluate", str(self.first), str(self.best), "--split", "test"],
@@ -106,38 +106,50 @@ class Demo:
 
     def _figures(self) -> dict:
         before, after = self.documents["evaluate"]["records"]
-        summary, served = self.training, self.documents["serve-eval"]
+        summary, manifests = self.documents["train"], self._manifests()
         return {
             "schema": 1,
-            "bits_per_byte_before": before["score"]["bits_per_byte"],
-            "bits_per_byte_after": after["score"]["bits_per_byte"],
-            "bits_per_byte_unigram": after["unigram"]["bits_per_byte"],
+            "bits_per_byte": {
+                "before": before["score"]["bits_per_byte"],
+                "after": after["score"]["bits_per_byte"],
+                "unigram": after["unigram"]["bits_per_byte"],
+            },
             "trained_tokens": summary["trained_tokens"],
             "tokens_per_second": summary["tokens_per_second"],
             "peak_bytes": summary["peak_bytes"],
             "estimate_bytes": summary["estimate_bytes"],
-            "chain": self._chain(),
-            "exports": self.documents["export"]["exports"],
-            "served": served,
-            "restored": served["restore"],
-            "serving_at_the_end": self.documents["serve-status"],
-            "reused": [key for key, document in self.documents.items() if document.get("reused")],
+            "chain": _chain(manifests["Q8_0"]),
+            "parity": {quant: manifest["parity"] for quant, manifest in manifests.items()},
+            "smoke": self.documents["serve-eval"]["smoke"],
+            "restore": self.documents["serve-eval"]["restore"],
+            "serves": self.documents["serve-status"]["loaded"],
+            "reused": [key for key, document in self.documents.items() if _was_reused(document)],
             "seconds": {key: round(seconds, 1) for key, seconds in self.seconds.items()},
-            "total_seconds": round(math.fsum(self.seconds.values()), 1),
             "run": summary["run"],
             "folder": summary["folder"],
-            "gguf": str(self._gguf(NAME, "Q8_0")),
-            "service": SERVICE,
+            "model": str(paths.container_path(self._gguf(NAME, "Q8_0"))),
+            "kept_serving": self.keep_serving,
             "port": self.port,
         }
 
-    def _chain(self) -> dict[str, str]:
-        """The hashes from the data to the file that was served, 12 digits each."""
-        manifest = files.read_json(self._gguf(NAME, "Q8_0").with_suffix(".manifest.json"))
-        return {
-            "data": files.short(manifest["dataset"]["hash"]),
-            "tokenizer": files.short(manifest["tokenizer"]["hash"]),
-            "recipe": files.short(manifest["recipe_sha256"]),
-            "weights": files.short(manifest["weights_sha256"]),
-            "gguf": files.short(manifest["sha256"]),
-        }
+    def _manifests(self) -> dict[str, dict]:
+        outputs = (output["manifest"] for output in self.documents["export"]["outputs"])
+        return {manifest["quant_type"]: manifest for manifest in outputs}
+
+
+def _was_reused(document: dict) -> bool:
+    """Whether a step found its work done: all of it, where it has several parts."""
+    parts = document.get("outputs") or document.get("records") or [document]
+    return all(part.get("reused") for part in parts)
+
+
+def _chain(manifest: dict) -> dict[str, str]:
+    """The hashes from the data to the file that was served, 12 digits each."""
+    whole = {
+        "data": manifest["dataset"]["hash"],
+        "tokenizer": manifest["tokenizer"]["hash"],
+        "recipe": manifest["recipe_sha256"],
+        "weights": manifest["weights_sha256"],
+        "gguf": manifest["sha256"],
+    }
+    return {name: files.short(digest) for name, digest in whole.items()}

@@ -25,9 +25,9 @@ def start(
     """
     room = open_service(service)
     checked = check(resolve(model), manifest_required=False)
-    with Deferred() as signals, room.hold(f"serve-start {checked.path.name}"):
+    with room.hold(f"serve-start {checked.path.name}"), Deferred() as signals:
         if not dry_run:
-            finish(room, budget_seconds)
+            finish(room)
         with signals.interruptible():
             previous = room.state(budget_seconds=budget_seconds, on_wait=swap.waiting("the service", budget_seconds))
             old = previous["record"] or {}
@@ -53,7 +53,7 @@ def _nothing(*_: object) -> None:
 def stop(service: str, *, dry_run: bool = False) -> dict:
     """End a service, and whatever an unfinished swap of it has left. Returns its state before."""
     room = open_service(service)
-    with Deferred(), room.hold("serve-stop"):
+    with room.hold("serve-stop"), Deferred():
         before, journal = room.state(), room.journal()
         if dry_run:
             return before
@@ -64,7 +64,7 @@ def stop(service: str, *, dry_run: bool = False) -> dict:
         for record in filter(None, records):
             room.runtime.stop(record)
         room.write_record(None)
-        room.journal_path.unlink(missing_ok=True)
+        room.remove_journal()
     return before
 
 
@@ -75,20 +75,20 @@ def status(service: str) -> dict:
     return room.state() | {"unfinished": room.journal() is not None and holder is None, "holder": holder}
 
 
-def restore(service: str, *, budget_seconds: float = HEALTH_BUDGET_SECONDS, dry_run: bool = False) -> dict:
+def restore(service: str, *, dry_run: bool = False) -> dict:
     """Finish the restore of a swap that was cut off. Returns `{"restore": ... or None, **state}`."""
     room = open_service(service)
-    with Deferred(), room.hold("serve-restore"):
+    with room.hold("serve-restore"), Deferred():
         if dry_run:
             journal = room.journal()
             return {"restore": None, "planned": journal and journal["previous"], **room.state()}
-        done = finish(room, budget_seconds)
+        done = finish(room)
         return {"restore": done, **room.state()}
 
 
-def finish(room: Service, budget_seconds: float) -> dict | None:
+def finish(room: Service) -> dict | None:
     """Finish an unfinished swap's restore, if there is one; the service's lock is held by the caller."""
     if room.journal() is None:
         return None
     swap.say("a swap before this one is unfinished; its restore comes first")
-    return swap.restore(room, budget_seconds=budget_seconds)
+    return swap.restore(room)

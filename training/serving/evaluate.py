@@ -56,7 +56,7 @@ class Evaluation:
             raise self.error
 
 
-def evaluate(request: Request, reports: Path = REPORTS) -> Evaluation:
+def evaluate(request: Request, reports: Path | None = None) -> Evaluation:
     """Evaluate a model in its service and put the previous one back; the outcome is returned, not raised.
 
     Only a signal that comes after everything is done, and a defect of the program, are raised.
@@ -74,7 +74,7 @@ def evaluate(request: Request, reports: Path = REPORTS) -> Evaluation:
         finally:
             report.close(evaluation.document, evaluation.error)
             if not request.dry_run:
-                evaluation.path = report.write(evaluation.document, reports, Path(request.model).stem)
+                evaluation.path = report.write(evaluation.document, reports or REPORTS, Path(request.model).stem)
     return evaluation
 
 
@@ -105,7 +105,7 @@ class _Steps:
         model = check(path, manifest_required=True)
         manifest = model.manifest
         self.document["model"] |= {
-            "path": paths.for_people(path), "container_path": str(paths.container_path(path)), "name": manifest["name"],
+            "path": str(path), "container_path": str(paths.container_path(path)), "name": manifest["name"],
             "bytes": model.signature["bytes"], "sha256": model.sha256, **model.header,
         }  # fmt: skip
         kept = ("run", "step", "weights_sha256", "tokenizer", "dataset", "recipe_sha256", "llama_cpp", "parameters")
@@ -129,7 +129,7 @@ class _Steps:
 
     def _finish_unfinished(self) -> None:
         if not self.request.dry_run:
-            self.document["restored_first"] = control.finish(self.service, self.request.budget_seconds)
+            self.document["restored_first"] = control.finish(self.service)
         elif self.service.journal() is not None:
             raise MachineError(
                 "a swap is unfinished",
@@ -164,7 +164,7 @@ class _Steps:
             self.document["seconds"] |= planned.seconds
 
     def _inspect(self, client: Client, loaded: dict) -> None:
-        self.document["loaded"] = report.loaded_part(loaded)
+        self.document["loaded"] = loaded
         with self.evaluation.timed("compare"):
             self._compare(client, loaded)
         with self.evaluation.timed("smoke"):

@@ -1,5 +1,6 @@
 """The `local` runtime: llama.cpp's server as a process of its own, found again by the token in its command line."""
 
+import importlib.metadata
 from pathlib import Path
 
 from training.core.errors import RunError
@@ -21,7 +22,8 @@ class LocalRuntime:
             **record["arguments"],
         )  # fmt: skip
         self._own[record["token"]] = server
-        return record | {"process": server.identity, "log_start": server.log_start}
+        version = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+        return record | {"process": server.identity, "log_start": server.log_start, "version": version}
 
     def _servers(self, record: dict) -> list[ServerProcess]:
         own = self._own.get(record["token"])

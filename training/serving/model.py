@@ -13,6 +13,10 @@ from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
 
+_NEEDED = (
+    "name", "bytes", "sha256", "quant_type", "architecture", "parameters", "vocab_size", "tokenizer", "fingerprint",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -82,7 +86,16 @@ def _manifest(path: Path, required: bool) -> dict | None:
         )
     from training.export import manifest
 
-    return manifest.read(path)
+    read = manifest.read(path)
+    if missing := [part for part in _NEEDED if part not in read]:
+        raise IntegrityError(
+            "the manifest is not whole",
+            where=place,
+            found=f"no {', '.join(missing)}",
+            expected="every part that export writes",
+            next_command="export it again: make export-gguf CHECKPOINT=RUN",
+        )
+    return read
 
 
 def _compare(path: Path, what: str, found: object, expected: object) -> None:

@@ -85,9 +85,15 @@ class _Reader:
             path = list(error.absolute_path)
             line = self.lines[path[1]] if len(path) > 1 else 1
             self._problem(error.message, line)
-        for entry, line in zip(values.get("prompts", []), self.lines, strict=False):
+        if self.problems:
+            return
+        names: set[str] = set()
+        for entry, line in zip(values["prompts"], self.lines, strict=True):
             if ("text" in entry) == ("messages" in entry):
                 self._problem("a prompt without text or messages, or with both", line, expected="one of the two")
+            if entry["name"] in names:
+                self._problem("a name that stands above already", line, entry["name"], "each name once")
+            names.add(entry["name"])
             self._check_pattern(entry, line)
 
     def _check_pattern(self, entry: dict, line: int) -> None:

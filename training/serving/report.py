@@ -20,14 +20,14 @@ def opening(model: str, service: str, dry_run: bool, keep_serving: bool) -> dict
     return {
         "schema": 1, "kind": "serve-eval", "started": utc_stamp(), "service": service, "verdict": None,
         "exit_code": None, "error": None, "dry_run": dry_run, "keep_serving": keep_serving,
-        "model": {"asked": paths.for_people(model)}, "manifest": None, "server": None, "previous": None,
+        "model": {"asked": model}, "manifest": None, "server": None, "previous": None,
         "loaded": None, "fingerprint": None, "prompt_ids": None, "smoke": [], "restore": None, "seconds": {},
         "tool": version.tool(),
     }  # fmt: skip
 
 
 def close(document: dict, error: BaseException | None) -> None:
-    """Set the verdict, the exit code and the error."""
+    """Set the verdict, the exit code and the error, and take the machine's own places out of every text."""
     if error is None:
         document |= {"verdict": "PASS", "exit_code": 0}
     elif isinstance(error, KeyboardInterrupt):
@@ -38,6 +38,16 @@ def close(document: dict, error: BaseException | None) -> None:
         known = isinstance(error, TrainyardError)
         parts = error.to_json() if known else {"kind": type(error).__name__, "exit_code": 1, "what": str(error)}
         document |= {"verdict": "FAIL", "exit_code": parts["exit_code"], "error": parts}
+    document |= {key: _for_people(value) for key, value in document.items() if key != "smoke"}
+
+
+def _for_people(value: object) -> object:
+    """A part of the document without the home folder and the data root's place in its texts."""
+    if isinstance(value, dict):
+        return {key: _for_people(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_for_people(part) for part in value]
+    return paths.for_people(value) if isinstance(value, str) else value
 
 
 def write(document: dict, folder: Path, name: str) -> Path | None:
@@ -56,29 +66,20 @@ def write(document: dict, folder: Path, name: str) -> Path | None:
 
 def record_part(record: dict) -> dict:
     """A service's record as reports show it."""
-    kept = ("runtime", "process", "port", "arguments", "sha256", "since")
-    shown = {"model": paths.for_people(record["model"]), "log": paths.for_people(record["log"])}
-    return {key: record[key] for key in kept} | shown | {"image": None, "request": GREEDY}
-
-
-def loaded_part(loaded: dict | None) -> dict | None:
-    """What a server says that it serves, as reports show it."""
-    return loaded and loaded | {"path": paths.for_people(loaded["path"])}
+    kept = ("runtime", "version", "process", "port", "arguments", "model", "sha256", "log", "since")
+    return {key: record.get(key) for key in kept} | {"image": None, "request": GREEDY}
 
 
 def state_part(state: dict) -> dict:
     """A service's state as reports show it."""
     server = state["record"] and record_part(state["record"])
-    return {
-        "running": state["running"], "healthy": state["healthy"], "server": server,
-        "loaded": loaded_part(state["loaded"]),
-    }  # fmt: skip
+    return {key: state[key] for key in ("running", "healthy", "loaded")} | {"server": server}
 
 
 def restore_part(swap: Swap) -> dict:
     """The restore's outcome: `state` is running, stopped, kept (the new model stays), untouched or failed."""
     if swap.restore:
-        return swap.restore | {"loaded": loaded_part(swap.restore["loaded"])}
+        return swap.restore
     state = "kept" if swap.kept else "failed" if swap.begun else "untouched"
     return {"state": state, "proved": False}
 

@@ -69,8 +69,17 @@ class Service:
         """The journal of an unfinished swap, or None."""
         return files.read_json(self.journal_path) if self.journal_path.exists() else None
 
+    def remove_journal(self) -> None:
+        """Remove the journal for good: a power cut must not bring it back."""
+        self.journal_path.unlink(missing_ok=True)
+        files.fsync_path(self.folder)
+
     def new_record(self, model: ModelFile, *, port: int, ctx_size: int | None = None) -> dict:
-        """The record of a start that is still to come. One slot, every setting given."""
+        """The record of a start that is still to come, one slot, every setting given. Raises UserError."""
+        _require_in_range("port", port, 1, 65_535)
+        if ctx_size is None:
+            ctx_size = min(model.header["context_length"], DEFAULT_CTX_SIZE)
+        _require_in_range("context size", ctx_size, 1, 1 << 24)
         return {
             "schema": 1,
             "kind": "service",
@@ -82,11 +91,7 @@ class Service:
             "model": str(model.path),
             "sha256": model.sha256,
             "file": model.signature,
-            "arguments": {
-                "ctx_size": ctx_size or min(model.header["context_length"], DEFAULT_CTX_SIZE),
-                "slots": 1,
-                "threads": len(os.sched_getaffinity(0)),
-            },
+            "arguments": {"ctx_size": ctx_size, "slots": 1, "threads": len(os.sched_getaffinity(0))},
             "log": str(self.log_path),
             "log_start": 0,
             "since": utc_stamp(),
@@ -125,6 +130,11 @@ def open_service(name: str = DEFAULT_NAME, runtime: Runtime | None = None) -> Se
     if not _NAME.fullmatch(name):
         raise UserError("not a service's name", found=repr(name), expected="small letters, digits and '-'")
     return Service(name, runtime or LocalRuntime(), paths.roots().serving)
+
+
+def _require_in_range(what: str, value: int, lowest: int, highest: int) -> None:
+    if not lowest <= value <= highest:
+        raise UserError(f"not a {what}", found=value, expected=f"{lowest} to {highest}")
 
 
 def service_command(command: str, name: str) -> str:

@@ -48,19 +48,16 @@ class Deferred:
             self._raises = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt or Terminated where a signal has come and nothing has raised for it yet."""
+        """Raise KeyboardInterrupt or Terminated where a signal has come, once: a second does not break the clean-up."""
         if self.pending and not self._has_raised:
             self._has_raised = True
             raise KeyboardInterrupt if self.pending == signal.SIGINT else Terminated
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        if self.pending:
-            _tell("still putting things back; please wait\n")
         self.pending = self.pending or signal.Signals(number)
         if self._raises:
-            self._raises = False  # a second signal must not break what cleans up after the first
             self.check()
-        _tell(f"{signal.Signals(number).name}: heard; first the service is put back as it was\n")
+        _tell(f"{signal.Signals(number).name}: heard; first the service is put in order, please wait\n")
 
 
 def _tell(text: str) -> None:

@@ -20,7 +20,7 @@ from training.core.process import identity
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
 from training.serving.runtime import OnWait
-from training.serving.service import Service, require_same_file, service_command
+from training.serving.service import HEALTH_BUDGET_SECONDS, Service, require_same_file, service_command
 from training.serving.signals import Deferred
 
 _logger = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ def run(
         _swap_in(service, swap)
         with signals.interruptible():
             on_wait = waiting("the new model", budget_seconds)
-            swap.seconds["health_wait"] = service.runtime.wait_healthy(swap.record, budget_seconds, on_wait)
+            waited = service.runtime.wait_healthy(swap.record, budget_seconds, on_wait)
+            swap.seconds["health_wait"] = round(waited, 3)
             client = Client(service.runtime.url(swap.record))
             loaded = client.model_info()
             require_loaded(swap.record, loaded)
@@ -99,10 +100,10 @@ def run(
     except BaseException as error:
         failure = error
     if keep and failure is None:
-        service.journal_path.unlink()
+        service.remove_journal()
         swap.kept = True
         return
-    swap.restore = restore(service, budget_seconds=budget_seconds, failure=failure)
+    swap.restore = restore(service, failure=failure)
     if failure is not None:
         raise failure
 
@@ -139,8 +140,10 @@ def _write_journal(service: Service, swap: Swap) -> None:
     files.write_json(service.journal_path, journal)
 
 
-def restore(service: Service, *, budget_seconds: float, failure: BaseException | None = None) -> dict:
+def restore(service: Service, *, failure: BaseException | None = None) -> dict:
     """Put back what the journal says ran before, prove it, remove the journal, and say what serves now.
+
+    The old model has the whole health budget, however short a time the new one was given.
 
     Returns `{"state": "running" | "stopped", "proved", "seconds", "loaded", "restarted"}`. Raises RestoreError, with
     the journal kept, where it cannot be done; `failure` is what went wrong before, for its message.
@@ -148,8 +151,8 @@ def restore(service: Service, *, budget_seconds: float, failure: BaseException |
     journal, started = service.journal(), time.monotonic()
     for attempt in range(1, _RESTORE_ATTEMPTS + 1):
         try:
-            outcome = _put_back(service, journal, budget_seconds)
-            service.journal_path.unlink()
+            outcome = _put_back(service, journal)
+            service.remove_journal()
             return outcome | {"seconds": round(time.monotonic() - started, 3)}
         except Exception as error:  # whatever it is, the second attempt and the message must come
             say(f"the restore did not succeed (attempt {attempt} of {_RESTORE_ATTEMPTS}): {error}")
@@ -157,7 +160,7 @@ def restore(service: Service, *, budget_seconds: float, failure: BaseException |
     raise _restore_error(service, journal, last, failure) from last
 
 
-def _put_back(service: Service, journal: dict, budget_seconds: float) -> dict:
+def _put_back(service: Service, journal: dict) -> dict:
     previous, runtime = journal["previous"], service.runtime
     runtime.stop(journal["new"])
     if not previous["running"]:
@@ -170,7 +173,7 @@ def _put_back(service: Service, journal: dict, budget_seconds: float) -> dict:
         runtime.stop(journal["back"])
         say(f"putting back {for_people(journal['back']['model'])}")
         record = runtime.start(journal["back"])
-    loaded = _prove(service, record, previous["loaded"], budget_seconds) if previous["healthy"] else None
+    loaded = _prove(service, record, previous["loaded"]) if previous["healthy"] else None
     service.write_record(record)  # last: a full disk must not keep the old model from coming back
     return {"state": "running", "proved": previous["healthy"], "restarted": restarted, "loaded": loaded}
 
@@ -183,8 +186,9 @@ def _answers(service: Service, record: dict) -> bool:
         return False
 
 
-def _prove(service: Service, record: dict, expected: dict, budget_seconds: float) -> dict:
-    service.runtime.wait_healthy(record, budget_seconds, waiting("the previous model", budget_seconds))
+def _prove(service: Service, record: dict, expected: dict) -> dict:
+    on_wait = waiting("the previous model", HEALTH_BUDGET_SECONDS)
+    service.runtime.wait_healthy(record, HEALTH_BUDGET_SECONDS, on_wait)
     loaded = Client(service.runtime.url(record)).model_info()
     for part in _PROOF:
         if loaded[part] != expected[part]:

@@ -4,12 +4,14 @@ Owns no content: datasets and tokenizers both lie this way. A folder without its
 module. `newest` goes by the manifest's time on disk, since no time stands inside a manifest.
 """
 
+import contextlib
 import logging
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from training.core import files
+from training.core import files, locks, paths
 from training.core.errors import IntegrityError, UserError
 
 _logger = logging.getLogger(__name__)
@@ -71,6 +73,19 @@ def _has_hash(folder: Path, digits: str) -> bool:
 
 def _names(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("[!.]*") if complete_folders(path))
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, kind: str) -> Iterator[None]:
+    """Let one process at a time make the artifacts of a name; a failed first one leaves no empty folder behind."""
+    parent = folder.parent
+    lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
+    with files.disk_errors(folder), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                parent.rmdir()  # only ever removes an empty one
 
 
 def reusable(folder: Path, kind: str) -> bool:

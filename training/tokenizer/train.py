@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from training.core import files, locks, paths, version
+from training.core import files, paths, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.tokenizer import artifact, measure, pretokenizers, store
@@ -77,11 +77,10 @@ class Corpus:
 
 
 def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]:
-    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether it was found."""
-    root = paths.roots().tokenizers / store.check_name(name, artifact.KIND)
+    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found."""
     key = _key(corpus, settings)
-    folder = root / files.short(key)
-    with locks.hold(root / ".lock", f"training the tokenizer {name}", resource=f"the tokenizer {name}"):
+    folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
+    with store.exclusive(folder, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
         library = _train(corpus, settings)

@@ -1,0 +1,215 @@
+"""The dataset on disk: counts that add up, content keys, reuse, and nothing half-written."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from training.cli import main
+from training.core import files, paths
+from training.core.errors import IntegrityError, UserError
+from training.data import dataset, prepare
+from training.data.jsonl import Jsonl
+from training.data.settings import Settings
+
+
+def write(path: Path, values: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def records(count: int = 60) -> list[dict]:
+    return [{"id": f"r{i}", "text": f"record number {i}", "group": f"g{i % 30}"} for i in range(count)]
+
+
+def made(path: Path, name: str = "mine", **settings) -> tuple[Path, bool]:
+    return prepare.Preparation(Jsonl(path), name=name, settings=Settings(**settings)).run()
+
+
+def test_input_is_kept_plus_duplicates_plus_rejected(tmp_path: Path):
+    values = [*records(), records()[3], records()[4] | {"id": "again", "group": "g9"}]
+    data = dataset.load(made(write(tmp_path / "a.jsonl", values))[0])
+    assert data.stats["records"] == {"input": 62, "kept": 60, "duplicates": 2, "rejected": 0}
+    assert data.stats["groups"] == {"all": 30, "linked": 1, "straddling": 0}
+    kept = [value["text"] for split in data.splits for value in data.iter_records(split)]
+    assert sorted(kept) == sorted(value["text"] for value in records())
+    assert data.manifest["splits"] == {
+        split: {"records": len(list(data.iter_records(split))), "text_bytes": sum(map(len, data.iter_texts(split)))}
+        for split in ("train", "validation", "test")
+    }
+
+
+def test_records_keep_their_fields_and_their_text(tmp_path: Path):
+    text = 'é\u2028 "quoted" \\ \U0001f600\r\n\t<|im_end|>\u0000'
+    odd = {"text": text, "id": "odd", "metadata": {"k": [1, 2.5]}, "split": "train"}
+    data = dataset.load(made(write(tmp_path / "a.jsonl", [*records(), odd]))[0])
+    assert [value for value in data.iter_records("train") if value.get("id") == "odd"] == [odd]
+
+
+def test_lengths_are_in_the_stats(tmp_path: Path):
+    values = [{"text": "é" * (1 + i), "split": "train"} for i in range(100)]
+    data = dataset.load(made(write(tmp_path / "a.jsonl", values), train_ratio=1.0, val_ratio=0.0)[0])
+    train = data.stats["splits"]["train"]
+    assert train["text_bytes"] == 2 * 5050
+    assert train["text_bytes_per_record"] == {"p50": 102, "p90": 182, "p99": 200, "max": 200}
+
+
+def test_the_same_bytes_are_recognised_in_another_folder_and_a_changed_byte_is_not(tmp_path: Path):
+    """B44: key over bytes and settings, not over paths, sizes or times."""
+    path = write(tmp_path / "a.jsonl", records())
+    stat = path.stat()
+    folder, reused = made(path)
+    assert not reused
+    (tmp_path / "elsewhere").mkdir()
+    again = write(tmp_path / "elsewhere" / "b.jsonl", records())
+    assert made(again) == (folder, True)
+    path.write_bytes(path.read_bytes().replace(b"number 7", b"number 8"[:7] + b"X"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+    changed, reused = made(path)
+    assert not reused and changed != folder
+    assert not made(again, seed=8)[1]
+
+
+def test_the_same_bytes_give_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write(tmp_path / "a.jsonl", records())
+    hashes = []
+    for root in ("one", "two"):
+        monkeypatch.setenv("DATA_ROOT", str(tmp_path / root))
+        folder = made(path)[0]
+        hashes.append((folder.name, {item.name: files.sha256_file(item) for item in folder.iterdir()}))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_damaged_dataset_is_made_again(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", records())
+    folder, _ = made(path)
+    train = folder / "train.jsonl"
+    good = train.read_bytes()
+    train.write_bytes(good.replace(b"record", b"rEcord", 1))
+    with pytest.raises(IntegrityError, match="bytes have changed"):
+        files.verify_manifest(folder, "dataset")
+    assert made(path) == (folder, False)
+    assert train.read_bytes() == good
+
+
+def test_a_failed_preparation_leaves_nothing(tmp_path: Path, own_roots: Path):
+    path = write(tmp_path / "a.jsonl", records())
+    path.write_text(path.read_text() + "{bad\n")
+    with pytest.raises(UserError, match="a record is refused"):
+        made(path)
+    assert [item.name for item in paths.roots().datasets.iterdir()] == [".mine.lock"]
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "_distribute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made(write(tmp_path / "a.jsonl", records()))
+    assert [item.name for item in paths.roots().datasets.iterdir()] == [".mine.lock"]
+
+
+def test_an_input_that_changes_while_it_is_read_is_refused(tmp_path: Path):
+    preparation = prepare.Preparation(Jsonl(write(tmp_path / "a.jsonl", records())), name="mine", settings=Settings())
+    assert preparation.folder
+    write(tmp_path / "a.jsonl", records(61))
+    with pytest.raises(UserError, match="changed while it was read"):
+        preparation.run()
+
+
+def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = write(tmp_path / "my file.jsonl", [{"text": f"t{i}", "source": f"s{i % 4}"} for i in range(40)])
+    seed = next(
+        seed for seed in range(99) if main(["data-prepare", str(path), "--seed", str(seed), "--name", "few"]) == 2
+    )
+    with pytest.raises(UserError, match="no record in") as caught:
+        made(path, "few", seed=seed)
+    assert "4 groups" in caught.value.found and "train" in caught.value.found
+    command = caught.value.next_command
+    assert command.startswith(f"make data-prepare INPUT='{path}' ARGS=\"--name few --seed ")
+    options = command.split('ARGS="')[1].rstrip('"').split()
+    assert main(["data-prepare", str(path), *options]) == 0
+
+
+def test_a_split_that_nobody_asked_for_is_absent(tmp_path: Path):
+    data = dataset.load(made(write(tmp_path / "a.jsonl", records()), train_ratio=0.9, val_ratio=0.1)[0])
+    assert data.splits == ["train", "validation"]
+    with pytest.raises(UserError, match="no test split"):
+        list(data.iter_texts("test"))
+
+
+def test_chat_and_completion_records_are_prepared_too(tmp_path: Path):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    chat = [{"messages": [turn | {"content": f"{turn['content']}{i}"} for turn in turns]} for i in range(60)]
+    data = dataset.load(made(write(tmp_path / "a.jsonl", chat), "chat")[0])
+    assert data.form == "messages" and "q7" in [t for s in data.splits for t in data.iter_texts(s)]
+    pairs = [{"prompt": f"q{i}", "completion": "yes"} for i in range(60)]
+    data = dataset.load(made(write(tmp_path / "b.jsonl", pairs), "pairs")[0])
+    assert data.form == "prompt-completion" and data.stats["records"]["kept"] == 60
+
+
+def test_references(tmp_path: Path):
+    folder, _ = made(write(tmp_path / "a.jsonl", records()))
+    newer, _ = made(write(tmp_path / "a.jsonl", records(61)))
+    data = dataset.load(folder)
+    assert dataset.resolve(data.reference) == folder
+    assert dataset.resolve(f"mine@{data.hash}") == folder
+    assert dataset.resolve(f"mine@{data.hash[:6]}") == folder
+    assert dataset.resolve("mine") == newer
+    assert dataset.resolve(str(folder)) == folder
+    for wrong in ("mine@000000000000", "nobody", "../mine"):
+        with pytest.raises(UserError, match="no such dataset"):
+            dataset.resolve(wrong)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 65])
+def test_a_name_that_is_no_folders_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match="not a name"):
+        made(write(tmp_path / "a.jsonl", records()), name)
+
+
+def test_the_command_prints_one_document_and_says_what_is_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = write(tmp_path / "my data (1).jsonl", [*records(), records()[0]])
+    assert main(["data-prepare", str(path), "--json"]) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert document["dataset"].startswith("my-data-1@") and document["reused"] is False
+    assert document["stats"]["records"]["duplicates"] == 1
+    assert "61 = 60 kept + 1 duplicates + 0 rejected" in output.err
+    assert f"make tokenizer-train DATASET={document['dataset']}" in output.err
+    assert main(["data-prepare", str(path), "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["reused"] is True and "(unchanged, reused)" in output.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.jsonl", "--stdlib"]], ids=["neither", "both"])
+def test_the_command_wants_one_input(arguments: list[str], capsys: pytest.CaptureFixture):
+    assert main(["data-prepare", *arguments]) == 2
+    assert "one input, please" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--max-record", "much"], "not a size"),
+        (["--train-ratio", "2"], "the ratios make no split"),
+        (["--cutoff", "2026-13-01"], "not a day"),
+        (["--name", "../up"], "not a name"),
+    ],
+    ids=str,
+)
+def test_the_command_refuses_wrong_options(tmp_path: Path, arguments: list[str], what: str, capsys):
+    path = write(tmp_path / "a.jsonl", records())
+    assert main(["data-prepare", str(path), *arguments]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_an_overlong_record_names_the_command_that_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = write(tmp_path / "a.jsonl", [*records(), {"text": "x" * 4000}])
+    assert main(["data-prepare", str(path), "--max-record", "1KiB", "--seed", "3"]) == 2
+    error = capsys.readouterr().err
+    assert f'make data-prepare INPUT={path} ARGS="--name a --max-record 4013B --seed 3"' in error
+    assert main(["data-prepare", str(path), "--max-record", "4013B", "--seed", "3"]) == 0

@@ -1,0 +1,161 @@
+"""The split: groups and duplicates on one side, whatever the order, and stable when records are added."""
+
+import random
+
+import pytest
+
+from training.core.errors import UserError
+from training.data import record
+from training.data.settings import SPLITS, Settings
+from training.data.split import Ledger
+
+
+def ledger(values: list[dict]) -> Ledger:
+    result = Ledger()
+    for value in values:
+        assert not record.problems(value, "text")
+        result.add(record.build(value, "text"))
+    return result
+
+
+def sides(values: list[dict], settings: Settings) -> list[str | None]:
+    assignment = ledger(values).assign(settings)
+    return [SPLITS[side] if side < len(SPLITS) else None for side in assignment.sides]
+
+
+def side_of_source(values: list[dict], settings: Settings) -> dict[str, set[str]]:
+    result: dict[str, set[str]] = {}
+    for value, side in zip(values, sides(values, settings), strict=True):
+        if side:
+            result.setdefault(value["source"], set()).add(side)
+    return result
+
+
+def set_1() -> list[dict]:
+    """B45: 20 sources of 10 variants each; the sources s3 and s11 share one identical record."""
+    values = [
+        {"source": f"s{source}", "text": f"the {word} of source {source} and its words"}
+        for source in range(20)
+        for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    ]
+    return [*values, {"source": "s3", "text": "a shared record"}, {"source": "s11", "text": "a shared record"}]
+
+
+def test_no_source_lies_on_both_sides_and_linked_ones_go_together():
+    """B45, set 1, over many seeds."""
+    values = set_1()
+    validation_sources = []
+    for seed in range(40):
+        placed = side_of_source(values, Settings(seed=seed))
+        assert all(len(found) == 1 for found in placed.values())
+        assert placed["s3"] == placed["s11"]
+        assert sides(values, Settings(seed=seed)).count(None) == 1
+        validation_sources.append(sum(found == {"validation"} for found in placed.values()))
+    assert 1.2 < sum(validation_sources) / len(validation_sources) < 2.8
+
+
+def test_one_big_source_and_three_small_ones_fill_each_side_or_are_refused_with_a_seed():
+    """B45, set 2."""
+    values = [{"source": "big", "text": f"big {i}"} for i in range(60)]
+    values += [{"source": f"small{i % 3}", "text": f"small {i}"} for i in range(40)]
+    for seed in range(20):
+        book, settings = ledger(values), Settings(seed=seed)
+        if book.assign(settings).empty:
+            way_out = book.way_out(settings)
+            assert way_out.group_by == "group" and way_out.train_ratio == 0.8
+            assert not book.assign(way_out).empty
+
+
+def test_no_source_changes_sides_when_records_and_sources_are_added():
+    """B45, set 3, and more: new sources move nobody either."""
+    values, settings = set_1(), Settings(seed=5)
+    before = side_of_source(values, settings)
+    more = [{"source": "s7", "text": "one more"}, *({"source": f"new{i}", "text": f"new {i}"} for i in range(50))]
+    after = side_of_source(values + more, settings)
+    assert {source: after[source] for source in before} == before
+
+
+def test_the_order_of_the_input_changes_nothing():
+    values = set_1()
+    values += [{"text": f"dated {i}", "date": f"2026-0{1 + i % 9}-01"} for i in range(30)]
+    values += [{"text": "dated 3", "date": "2026-01-01"}, {"text": "dated 4", "split": "test"}]
+    settings = Settings(seed=3, cutoff="2026-06-30")
+
+    def placed(values: list[dict]) -> dict[str, str]:
+        return {value["text"]: side for value, side in zip(values, sides(values, settings), strict=True) if side}
+
+    expected = placed(values)
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(values, len(values))
+        assert placed(shuffled) == expected
+
+
+def test_another_seed_gives_another_split():
+    values = set_1()
+    assert len({str(sides(values, Settings(seed=seed))) for seed in range(5)}) == 5
+
+
+def test_shares_come_near_the_ratios_over_many_groups():
+    values = [{"text": f"record {i}"} for i in range(20_000)]
+    counts = ledger(values).assign(Settings(train_ratio=0.7, val_ratio=0.2, seed=1)).counts
+    assert abs(counts["train"] - 14_000) < 300 and abs(counts["validation"] - 4_000) < 250
+    assert sum(counts.values()) == 20_000
+
+
+def test_an_explicit_split_is_honoured_and_a_duplicate_of_it_does_not_reach_train():
+    values = [{"text": f"t{i}", "group": f"g{i}"} for i in range(100)]
+    values += [{"text": "t5", "split": "train"}, {"text": "t5", "split": "test"}, {"text": "t6", "split": "validation"}]
+    placed = sides(values, Settings(seed=0))
+    assert placed[5] is None and placed[100] is None and placed[101] == "test"
+    assert placed[6] is None and placed[102] == "validation"
+
+
+def test_the_cutoff_is_exclusive():
+    values = [{"text": f"old {i}", "date": "2026-06-30T23:59:59Z", "source": f"s{i}"} for i in range(60)]
+    values += [{"text": "new", "date": "2026-07-01", "source": "s1"}, {"text": "undated", "source": "s2"}]
+    values += [{"text": "old 1", "date": "2026-07-02", "source": "s1"}]  # it existed before: not new
+    placed = sides(values, Settings(cutoff="2026-06-30"))
+    assert placed[60] == "test_postcutoff" and placed.count("test_postcutoff") == 1
+    assert placed[62] is None and placed[1] in ("train", "validation", "test")
+
+
+def test_a_group_that_the_records_part_is_counted():
+    values = [{"text": f"t{i}", "source": f"s{i % 30}"} for i in range(90)]
+    assert ledger(values).assign(Settings()).num_straddling == 0
+    parted = [*values, {"text": "x", "source": "s1", "split": "test"}, {"text": "y", "source": "s1", "split": "train"}]
+    assert ledger(parted).assign(Settings()).num_straddling == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "change"),
+    [
+        ([{"text": f"t{i}", "source": "one"} for i in range(30)], Settings(), {"group_by": "record"}),
+        ([{"text": f"t{i}", "date": "2025-01-01"} for i in range(30)], Settings(cutoff="2026-01-01"), {"cutoff": None}),
+        ([{"text": f"t{i}", "split": "train"} for i in range(30)], Settings(), {"train_ratio": 1.0, "val_ratio": 0.0}),
+        ([{"text": f"t{i}", "split": ("train", "test")[i % 2]} for i in range(9)], Settings(), {"val_ratio": 0.0}),
+        ([{"text": "only"}], Settings(), {"train_ratio": 1.0}),
+    ],
+    ids=["one source", "nothing after the cutoff", "all train", "train and test", "one record"],
+)
+def test_the_way_out_of_an_empty_split_works(values: list[dict], settings: Settings, change: dict):
+    book = ledger(values)
+    assert book.assign(settings).empty
+    way_out = book.way_out(settings)
+    assert {key: getattr(way_out, key) for key in change} == change
+    assert not book.assign(way_out).empty
+
+
+def test_there_is_no_way_out_without_training_records():
+    book = ledger([{"text": f"t{i}", "split": "test"} for i in range(5)])
+    assert book.way_out(Settings()) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"train_ratio": 0.0}, {"train_ratio": 0.9, "val_ratio": 0.2}, {"val_ratio": -0.1}, {"train_ratio": float("nan")},
+     {"cutoff": "yesterday"}, {"cutoff": "2026-01-01T00:00:00"}, {"group_by": "source"}],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_make_no_split_are_refused(wrong: dict):
+    with pytest.raises(UserError):
+        Settings(**wrong)

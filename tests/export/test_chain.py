@@ -1,0 +1,139 @@
+"""The chain walked back: each link whole, each link broken in turn, and what is simply not there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import edit_json
+
+from training.cli import main
+from training.core import files
+from training.core.errors import IntegrityError, UserError
+from training.export import chain, manifest
+
+NAMES = ["manifest", "GGUF", "weights", "recipe", "run", "dataset", "tokenizer"]
+
+
+@pytest.fixture
+def gguf(ours: Path, own_roots: Path) -> Path:
+    """A file and its manifest that name the chain of `ours`; the chain does not read what is inside the file."""
+    path = own_roots / "models/trained/tiny/tiny-F16.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF" + bytes(1000))
+    origin = files.read_json(ours / "manifest.json")
+    keys = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer")
+    body = {"schema": 1, "kind": "gguf", "file": path.name, **files.file_record(path)}
+    files.write_json(manifest.path_of(path), body | {key: origin[key] for key in keys})
+    return path
+
+
+def _states(start: object) -> dict[str, str]:
+    return {link.name: link.state for link in chain.walk(str(start))}
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_chain_is_ok_from_every_start(gguf: Path, ours: Path, own_roots: Path):
+    assert _states(gguf) == dict.fromkeys(NAMES, "ok")
+    assert _states("/app/models/trained/tiny/tiny-F16.gguf") == dict.fromkeys(NAMES, "ok")
+    for start in (ours, ours.parents[1], ours.parents[1].name):
+        assert _states(start) == dict.fromkeys(NAMES[2:], "ok")
+    [dataset] = (own_roots / "training/datasets/tiny").iterdir()
+    [tokenizer] = (own_roots / "training/tokenizers/tiny").iterdir()
+    assert _states(dataset) == {"dataset": "ok"} and _states(tokenizer) == {"tokenizer": "ok"}
+    assert _states(f"tiny@{dataset.name}") == {"dataset": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "also"),
+    [
+        ("GGUF", "models/trained/tiny/tiny-F16.gguf", set()),
+        ("weights", "training/runs/*/checkpoints/*/model.safetensors", set()),
+        ("dataset", "training/datasets/tiny/*/validation.jsonl", set()),
+        ("tokenizer", "training/tokenizers/tiny/*/tokenizer.json", set()),
+        ("recipe", "training/runs/*/checkpoints/*/recipe.json", {"weights"}),
+    ],
+)
+def test_one_changed_byte_breaks_its_own_link(gguf: Path, own_roots: Path, name: str, pattern: str, also: set[str]):
+    [path] = own_roots.glob(pattern)
+    if name == "recipe":
+        edit_json(path, method="full")
+    else:
+        _flip(path)
+    assert _states(gguf) == dict.fromkeys(NAMES, "ok") | dict.fromkeys({name} | also, "broken")
+
+
+@pytest.mark.parametrize("key", ["recipe_sha256", "dataset", "tokenizer"])
+def test_a_run_that_claims_something_else_is_broken(gguf: Path, ours: Path, key: str):
+    other = "0" * 64 if key == "recipe_sha256" else {"name": "other", "hash": "0" * 64}
+    edit_json(ours.parents[1] / "run.json", **{key: other})
+    assert _states(gguf)["run"] == "broken"
+
+
+def test_a_checkpoint_of_another_training_is_broken(gguf: Path, ours: Path):
+    edit_json(ours / "manifest.json", weights_sha256="0" * 64)
+    assert _states(gguf)["weights"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("weights", "training/runs/*/checkpoints/*/"), ("run", "training/runs/*/"), ("dataset", "training/datasets/*/"),
+     ("tokenizer", "training/tokenizers/*/")],
+)  # fmt: skip
+def test_what_is_not_on_this_machine_is_absent_and_not_broken(gguf: Path, own_roots: Path, name: str, folder: str):
+    [path] = own_roots.glob(folder)
+    shutil.rmtree(path)
+    states = _states(gguf)
+    assert states[name] == "absent" and "broken" not in states.values()
+
+
+def test_without_a_manifest_the_walk_ends_there(gguf: Path):
+    manifest.path_of(gguf).unlink()
+    assert _states(gguf) == {"manifest": "broken"}
+
+
+def test_a_damaged_best_checkpoint_is_not_passed_over(ours: Path):
+    _flip(ours / "model.safetensors")
+    assert _states(ours.parents[1].name)["weights"] == "broken"
+
+
+def test_the_command_names_the_first_broken_link(gguf: Path, own_roots: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["verify", str(gguf), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["first_broken"] is None
+    _flip(next(own_roots.glob("training/datasets/tiny/*/train.jsonl")))
+    _flip(gguf)
+    assert main(["verify", str(gguf), "--json"]) == 5
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["first_broken"] == "GGUF"
+    assert "FAIL: the first broken link is GGUF (exit 5)" in captured.err
+
+
+def test_a_path_outside_the_models_or_a_missing_one_is_the_users_error(gguf: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="outside its root"):
+        _states(tmp_path / "x.gguf")
+    with pytest.raises(UserError, match="no such model"):
+        _states("/app/models/nothing.gguf")
+
+
+# ---- the manifest itself
+
+
+def test_the_manifest_is_of_this_very_file(gguf: Path):
+    assert manifest.verify(gguf)["file"] == gguf.name
+    other = gguf.with_name("other-F16.gguf")
+    shutil.copy(gguf, other)
+    shutil.copy(manifest.path_of(gguf), manifest.path_of(other))
+    with pytest.raises(IntegrityError, match="another file's"):
+        manifest.read(other)
+
+
+def test_a_changed_byte_of_the_file_is_found(gguf: Path):
+    _flip(gguf)
+    with pytest.raises(IntegrityError, match="bytes have changed") as failure:
+        manifest.verify(gguf)
+    assert failure.value.next_command.startswith("make export-gguf")

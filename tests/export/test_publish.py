@@ -1,0 +1,211 @@
+"""How files get their final names: with a converter and a proof that are only pretended, so that each case is quick."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
+
+from training.core import files, paths
+from training.core.errors import MachineError, RunError, UserError
+from training.export import checkpoint as checkpoints
+from training.export import export, manifest
+from training.llamacpp import convert, source
+
+FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
+
+
+class _Conversion:
+    """Writes GGUF files whose bytes depend on the weights, the quant and the name, and whose facts are right."""
+
+    def __init__(self, folder: Path, outputs: dict[str, Path], name: str):
+        self.folder, self.outputs, self.name = folder, outputs, name
+
+    def wait(self) -> None:
+        weights = files.sha256_file(self.folder / "model.safetensors")
+        for quant, path in self.outputs.items():
+            writer = gguf.GGUFWriter(str(path), "llama")
+            writer.add_name(self.name)
+            writer.add_context_length(CONTEXT)
+            writer.add_tokenizer_pre("llama-bpe")
+            writer.add_token_list([str(number) for number in range(ENTRIES)])
+            writer.add_add_bos_token(True)
+            writer.add_bos_token_id(0)
+            writer.add_eos_token_id(1)
+            writer.add_tensor("w", np.frombuffer(f"{quant}{weights}".encode().ljust(128), np.float32))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+
+    def __enter__(self) -> "_Conversion":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Proof:
+    """Passes everything; `fails` names a quant that does not."""
+
+    fails: str | None = None
+    runs: list[str] = []
+
+    @classmethod
+    def prepare(cls, checkpoint: object) -> "_Proof":
+        return cls()
+
+    def run(self, path: Path, quant: str, workspace: Path) -> dict:
+        type(self).runs.append(quant)
+        if quant == self.fails:
+            raise RunError("the served model is not the one that was trained")
+        return {"parity": FIGURES, "fingerprint": {}}
+
+
+@pytest.fixture(autouse=True)
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "require_source", lambda pinned=None: Path("/nowhere"))
+    monkeypatch.setattr(convert, "architectures", lambda folder: frozenset({"LlamaForCausalLM"}))
+    start = classmethod(lambda cls, folder, outputs, *, name, **_: _Conversion(folder, outputs, name))
+    monkeypatch.setattr(convert.Conversion, "start", start)
+    monkeypatch.setattr(export, "_Proof", _Proof)
+    monkeypatch.setattr(_Proof, "fails", None)
+    monkeypatch.setattr(_Proof, "runs", [])
+
+
+def _export(folder: Path, *quants: str, **settings) -> list[export.Output]:
+    return export.export(checkpoints.open_checkpoint(str(folder)), list(quants), **{"name": "tiny", **settings})
+
+
+def _left() -> set[str]:
+    return {path.name for path in paths.roots().trained.rglob("*")} - {".tiny.lock"}
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_file_and_manifest_lie_where_the_contract_says(make_folder):
+    [output] = _export(make_folder(), "Q8_0")
+    assert output.gguf == paths.roots().data / "models/trained/tiny/tiny-Q8_0.gguf"
+    assert manifest.verify(output.gguf) == output.manifest
+    assert _left() == {"tiny", "tiny-Q8_0.gguf", "tiny-Q8_0.manifest.json"}
+
+
+def test_the_same_inputs_are_used_again_without_work(make_folder):
+    folder = make_folder()
+    _export(folder, "F16")
+    outputs = _export(folder, "F16", "Q8_0")
+    assert [output.reused for output in outputs] == [True, False] and _Proof.runs == ["F16", "Q8_0"]
+
+
+@pytest.mark.parametrize("what", ["weights", "tokenizer settings", "name", "proof"])
+def test_whatever_enters_the_bytes_or_the_proof_is_seen(make_folder, monkeypatch: pytest.MonkeyPatch, what: str):
+    """B44: the key is the content, never the place."""
+    settings = {}
+    _export(make_folder("one"), "F16")
+    changed = make_folder("two", weights=random_weights(seed=2)) if what == "weights" else make_folder("two")
+    if what == "tokenizer settings":
+        edit_json(changed / "tokenizer_config.json", model_max_length=128)
+    if what == "name":
+        settings["name"] = "other"
+    if what == "proof":
+        monkeypatch.setattr(export, "PROOF", export.PROOF + 1)
+    _export(changed, "F16", force=True, **settings)
+    assert _Proof.runs == ["F16", "F16"]
+
+
+def test_the_same_bytes_from_another_step_keep_the_file_and_renew_the_manifest(ours: Path):
+    [first] = _export(ours, "F16")
+    before = first.gguf.stat().st_mtime_ns
+    edit_json(ours / "manifest.json", step=13)
+    [second] = _export(ours, "F16")
+    assert second.reused and first.gguf.stat().st_mtime_ns == before
+    assert manifest.verify(first.gguf)["step"] == 13
+
+
+def test_other_bytes_in_the_way_are_refused_unless_forced(make_folder):
+    [first] = _export(make_folder("one"), "F16")
+    other = make_folder("two", weights=random_weights(seed=2))
+    with pytest.raises(UserError, match="another model has this name") as refusal:
+        _export(other, "F16")
+    assert "--force" in refusal.value.next_command and manifest.verify(first.gguf) == first.manifest
+    [second] = _export(other, "F16", force=True)
+    assert manifest.verify(first.gguf) == second.manifest != first.manifest
+
+
+@pytest.mark.parametrize("damage", ["bytes", "no manifest, other bytes"])
+def test_a_damaged_file_is_in_the_way_too(make_folder, damage: str):
+    folder = make_folder()
+    [output] = _export(folder, "F16")
+    _flip(output.gguf)
+    if damage != "bytes":
+        manifest.path_of(output.gguf).unlink()
+    with pytest.raises(UserError, match="another model has this name"):
+        _export(folder, "F16")
+    [healed] = _export(folder, "F16", force=True)
+    assert manifest.verify(output.gguf) == healed.manifest
+
+
+def test_a_file_without_its_manifest_is_finished(make_folder):
+    """As a crash between the two renames leaves it."""
+    folder = make_folder()
+    [output] = _export(folder, "F16")
+    manifest.path_of(output.gguf).unlink()
+    [again] = _export(folder, "F16")
+    assert again.reused and manifest.verify(output.gguf)["sha256"] == output.manifest["sha256"]
+
+
+def test_nothing_is_published_when_one_of_several_fails(make_folder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Proof, "fails", "Q8_0")
+    with pytest.raises(RunError):
+        _export(make_folder(), "F16", "Q8_0")
+    assert _Proof.runs == ["F16", "Q8_0"] and _left() == set()
+
+
+def test_a_failure_leaves_an_older_file_as_it_was(make_folder, monkeypatch: pytest.MonkeyPatch):
+    [first] = _export(make_folder("one"), "F16")
+    monkeypatch.setattr(_Proof, "fails", "F16")
+    with pytest.raises(RunError):
+        _export(make_folder("two", weights=random_weights(seed=2)), "F16", force=True)
+    assert manifest.verify(first.gguf) == first.manifest
+
+
+def test_an_interruption_leaves_nothing(make_folder, monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: object):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Proof, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        _export(make_folder(), "F16")
+    assert _left() == set()
+
+
+def test_leftovers_of_a_killed_export_are_removed(make_folder):
+    dead = paths.roots().trained / "tiny" / ".export.999999999.abcd.partial"
+    dead.mkdir(parents=True)
+    (dead / "F16.gguf").write_bytes(b"half")
+    _export(make_folder(), "F16")
+    assert not dead.exists()
+
+
+def test_a_full_disk_is_told_before_anything_is_written(make_folder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20})())
+    with pytest.raises(MachineError, match="not enough disk space"):
+        _export(make_folder(), "F16")
+    assert _left() == set()
+
+
+def test_a_name_that_is_a_path_is_refused(make_folder):
+    with pytest.raises(UserError):
+        _export(make_folder(), "F16", name="../../escape")
+
+
+def test_the_converter_must_have_written_what_it_was_told(make_folder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoints.Checkpoint, "chat_template", "{{ messages }}")
+    with pytest.raises(Exception, match="wrote something else") as failure:
+        _export(make_folder(), "F16")
+    assert failure.value.where == "tokenizer.chat_template" and _left() == set()

@@ -1,0 +1,97 @@
+"""serve-start, serve-stop, serve-status, serve-restore."""
+
+import shutil
+
+import pytest
+
+from tests.llamacpp import tiny_gguf
+from tests.serving.room import Room
+from training import cli
+from training.core import files
+from training.core.errors import IntegrityError, RunError
+from training.serving import control
+from training.serving.service import open_service
+
+
+def test_a_service_outlives_its_starter_and_is_written_down(room: Room):
+    record = room.start()["record"]
+    assert record == files.read_json(room.data / "serving" / "test.json")
+    assert record["sha256"] == files.sha256_file(room.model("old")) and record["runtime"] == "local"
+    assert room.serves() == "old-F16"
+    control.stop(room.name)
+    assert room.serves() is None and open_service(room.name).record() is None
+
+
+def test_starting_the_same_again_restarts_nothing(room: Room):
+    first = room.start()
+    again = room.start()
+    assert not first["reused"] and again["reused"] and again["record"] == first["record"]
+
+
+def test_another_model_replaces_the_one_in_service(room: Room):
+    room.start("old")
+    result = room.start("new")
+    assert room.serves() == "new-F16" and result["previous"]["record"]["model"].endswith("old-F16.gguf")
+    assert open_service(room.name).journal() is None
+
+
+def test_a_model_that_does_not_come_up_leaves_the_old_one_in_service(room: Room):
+    room.start("old")
+    tiny_gguf.write(room.model("new"), seed=2, leave_out="output_norm.weight")
+    room.rewrite_manifest("new")
+    with pytest.raises(RunError, match="ended with status 1"):
+        room.start("new")
+    assert room.serves() == "old-F16"
+
+
+def test_a_first_model_that_does_not_come_up_leaves_the_service_stopped(room: Room):
+    tiny_gguf.write(room.model("new"), seed=2, leave_out="output_norm.weight")
+    room.rewrite_manifest("new")
+    with pytest.raises(RunError):
+        room.start("new")
+    assert open_service(room.name).record() is None and room.serves() is None
+
+
+def test_a_file_without_manifest_can_be_served_and_one_with_a_wrong_one_cannot(room: Room):
+    room.model("old").with_suffix(".manifest.json").unlink()
+    assert room.start("old")["loaded"]["parameters"] == tiny_gguf.parameters()
+    shutil.copyfile(room.model("old"), room.model("new"))
+    with pytest.raises(IntegrityError, match="sha256"):
+        room.start("new")
+    assert room.serves() == "old-F16"
+
+
+def test_two_services_run_side_by_side(room: Room):
+    from training.llamacpp.server import free_port
+
+    room.start("old")
+    other = free_port()
+    try:
+        control.start(str(room.model("new")), service="other", port=other)
+        assert room.serves() == "old-F16" and control.status("other")["loaded"]["path"].endswith("new-F16.gguf")
+    finally:
+        control.stop("other")
+    assert room.serves() == "old-F16"
+
+
+def test_the_commands(room: Room, capsys: pytest.CaptureFixture):
+    def call(*words: str) -> tuple[int, dict, str]:
+        code = cli.main([words[0], *words[1:], "--service", room.name, "--json"])
+        out, err = capsys.readouterr()
+        return code, files.parse_json(out), err
+
+    code, document, err = call("serve-status")
+    assert code == 0 and not document["running"] and "state    stopped" in err
+    port = ("--port", str(room.port))
+    code, document, err = call("serve-start", str(room.model("old")), *port, "--dry-run")
+    assert code == 0 and "nothing was stopped" in err and room.serves() is None
+    code, document, err = call("serve-start", "/app/models/trained/old/old-F16.gguf", *port)
+    assert code == 0 and document["loaded"]["path"].endswith("old-F16.gguf") and "by its word" in err
+    code, document, err = call("serve-status")
+    assert code == 0 and document["healthy"] and "state       healthy" in err
+    code, document, err = call("serve-restore")
+    assert code == 0 and document["restore"] is None and "no swap is unfinished" in err
+    code, document, err = call("serve-stop", "--dry-run")
+    assert code == 0 and room.serves() == "old-F16"
+    code, document, err = call("serve-stop")
+    assert code == 0 and "stopped" in err and room.serves() is None

@@ -1,0 +1,142 @@
+"""Training a tokenizer: one result for any order and any number of threads, capped runs, specials, reuse."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.core import files
+from training.core.errors import UserError
+from training.core.paths import REPOSITORY
+from training.tokenizer import artifact, pretokenizers
+from training.tokenizer.train import Corpus, Settings, cut_long_runs, train
+
+TIED = ["aaabbbccccdddd", "bbbaaaddddcccc"]
+
+_IN_A_PROCESS = """
+import json, sys
+from training.tokenizer.train import Corpus, Settings, train
+texts = json.load(sys.stdin)
+corpus = Corpus("sample", sys.argv[1], "train", sum(map(len, texts)), lambda: iter(texts))
+folder, _ = train(corpus, Settings(vocab_size=int(sys.argv[2])), name="small")
+print((folder / "tokenizer.json").read_text())
+"""
+
+
+def corpus(texts: list[str], digest: str = "0" * 64) -> Corpus:
+    return Corpus("sample", digest, "train", sum(len(text.encode()) for text in texts), lambda: iter(texts))
+
+
+def trained_in_a_process(texts: list[str], vocab_size: int, threads: int, run: int) -> str:
+    """The tokenizer.json that a process of its own makes, with its own hash seeds and so many threads."""
+    environment = os.environ | {"RAYON_NUM_THREADS": str(threads), "PYTHONHASHSEED": str(run)}
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_PROCESS, f"{run:064x}", str(vocab_size)],
+        input=json.dumps(texts), capture_output=True, text=True, cwd=REPOSITORY, env=environment, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_tied_pairs_give_one_tokenizer_over_twenty_runs_and_both_orders(own_roots: Path):
+    """B35: four merges over tied counts."""
+    settings = Settings(vocab_size=256 + len(artifact.SPECIALS) + 4, min_frequency=1)
+    hashes = set()
+    for run in range(20):
+        texts = TIED if run % 2 else TIED[::-1]
+        folder, reused = train(corpus(texts, f"{run:064x}"), settings, name="tied")
+        assert not reused
+        hashes.add(artifact.load(folder).hash)
+    assert len(hashes) == 1
+    assert len(json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]) == 4
+
+
+def test_order_threads_and_processes_give_one_tokenizer(own_roots: Path):
+    """B35: 1 and 8 threads, texts in order and reversed, each in a process of its own."""
+    texts = [f"value {i * 7919} of item_{i % 17} = {i * i} über {chr(0x4E00 + i)}\n" for i in range(400)] + TIED
+    results = [
+        trained_in_a_process(order, 420, threads, run)
+        for run, (order, threads) in enumerate([(texts, 1), (texts[::-1], 8), (sorted(texts), 2)])
+    ]
+    assert results[0] == results[1] == results[2]
+    assert len(json.loads(results[0])["model"]["merges"]) > 100
+
+
+def test_one_line_without_blanks_ends_in_seconds(own_roots: Path):
+    """B36: 200,000 letters, vocabulary 400; without the cap this takes 20 seconds and more."""
+    line = "".join(chr(ord("a") + (i * i * 31 + i // 7) % 26) for i in range(200_000))
+    started = time.monotonic()
+    folder, _ = train(corpus([line]), Settings(vocab_size=400), name="long")
+    assert time.monotonic() - started < 8
+    assert artifact.load(folder).vocab_size == 400
+
+
+@pytest.mark.parametrize("run", ["a" * 2500, " " * 2500, "\n" * 2500, "x" + " " * 1001 + "y" * 1001])
+def test_long_runs_are_cut_and_nothing_is_lost(run: str):
+    """B36: blanks too, since they are one pre-token."""
+    text = f"before {run} after"
+    parts = list(cut_long_runs(text, 1000))
+    assert "".join(parts) == text and len(parts) >= 2
+    for part in parts:
+        assert all(len(word) <= 1000 for word in part.split())
+        assert len(part) - len(part.lstrip()) <= 1000
+
+
+def test_ordinary_text_is_one_piece():
+    assert list(cut_long_runs("a b\n" * 5000, 1000)) == ["a b\n" * 5000]
+
+
+def test_cutting_is_linear_in_the_text():
+    started = time.monotonic()
+    assert len(list(cut_long_runs(("x" * 1000 + " ") * 3000, 1000))) == 1
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)
+def test_each_pre_tokenizer_trains_and_keeps_its_name(make_tokenizer, name: str):
+    tokenizer = make_tokenizer(pre_tokenizer=name)
+    assert tokenizer.pre_tokenizer == name
+    text = "don't 12345\r\n über 你好 \U0001f468‍\U0001f469  e\u0301\t\x00"
+    assert tokenizer.decode(tokenizer.encode(text)) == artifact.BOS + text
+
+
+def test_all_bytes_are_in_the_vocabulary(make_tokenizer):
+    tokenizer = make_tokenizer(["plain ascii only, again and again, plain ascii only"], vocab_size=280)
+    text = "".join(map(chr, range(0x80, 0x800, 7))) + "\U0001f600你"
+    [ids] = tokenizer.encode_documents([text])
+    assert tokenizer.decode(ids[1:-1].tolist()) == text
+
+
+def test_the_manifest_says_what_it_was_trained_on(make_tokenizer):
+    manifest = make_tokenizer().manifest
+    assert manifest["trained_on"]["split"] == "train" and manifest["trained_on"]["bytes"] > 10_000
+    assert manifest["hash"] == files.sha256_file(make_tokenizer().folder / "tokenizer.json")
+    assert manifest["specials"] == {text: index for index, text in enumerate(artifact.SPECIALS)}
+    assert manifest["multi_digit_tokens"] > 0 and manifest["settings"]["longest_run_chars"] == 1000
+
+
+def test_unchanged_inputs_are_recognised_and_changed_ones_are_not(make_tokenizer):
+    """B44."""
+    first = make_tokenizer()
+    texts = ["one two three 123 " * 50]
+    assert train(corpus(texts), Settings(vocab_size=300), name="small")[1] is False
+    assert train(corpus(texts), Settings(vocab_size=300), name="small")[1] is True
+    assert train(corpus(texts, "1" * 64), Settings(vocab_size=300), name="small")[1] is False
+    assert train(corpus(texts), Settings(vocab_size=301), name="small")[1] is False
+    assert train(corpus(texts), Settings(vocab_size=300, pre_tokenizer="qwen2"), name="small")[1] is False
+    assert artifact.load(first.folder).hash == first.hash
+
+
+def test_a_vocabulary_too_small_or_a_wrong_name_is_refused():
+    with pytest.raises(UserError) as caught:
+        Settings(vocab_size=260)
+    assert "261" in caught.value.expected
+    with pytest.raises(UserError, match="no such pre-tokenizer"):
+        Settings(pre_tokenizer="llama3")
+
+
+def test_a_text_too_small_for_its_vocabulary_says_so(make_tokenizer, caplog: pytest.LogCaptureFixture):
+    assert make_tokenizer(["abab abab"], vocab_size=4000).vocab_size < 300

@@ -1,0 +1,62 @@
+"""A recipe's estimate held against a device: the verdict, the levers, the largest size; and all of it as one document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.calculator import advice, devices, shapes
+from training.calculator import solve as solving
+from training.calculator.devices import Device
+from training.calculator.estimate import Estimate
+from training.calculator.formula import estimate
+from training.recipe.load import Resolved
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer of `memfit`. `verdict` is `fits`, `tight` (within the margin, counts as fitting), `no`, or None."""
+
+    recipe_name: str
+    estimate: Estimate
+    device: Device | None
+    levers: tuple[advice.Lever, ...]
+    solution: solving.Solution | None
+
+    @property
+    def verdict(self) -> str | None:
+        if self.device is None:
+            return None
+        needed = self.estimate.peak.device_bytes
+        if needed <= self.device.usable_bytes:
+            return "fits"
+        return "tight" if needed <= self.device.available_bytes else "no"
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.verdict is None else self.verdict != "no"
+
+    def to_json(self) -> dict:
+        return {
+            "schema": 1,
+            "recipe": self.recipe_name,
+            "device": self.device.to_json() if self.device else None,
+            "fits": self.fits,
+            "verdict": self.verdict,
+            **self.estimate.to_json(),
+            "advice": [lever.to_json() for lever in self.levers],
+            "solve": self.solution.to_json() if self.solution else None,
+        }
+
+
+def fit(resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None) -> Fit:
+    """Estimate a recipe and hold it against the device named, or the one found. `solve` is `batch` or `seq`."""
+    recipe = resolved.recipe
+    device = devices.choose(recipe, gpu=gpu, vram=vram)
+    on_cpu = device is not None and device.kind == "cpu"
+    now = estimate(recipe, on_cpu=on_cpu)
+    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu))
+    solution = None
+    if solve is not None:
+        positions = shapes.of_model(recipe.model).max_positions
+        solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
+    return Fit(recipe.name, now, device, levers, solution)

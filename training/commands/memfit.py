@@ -1,0 +1,92 @@
+"""`memfit`: will a recipe fit, before anything is allocated."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from training.core.report import Report
+from training.core.units import format_bytes, format_count
+
+SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
+EXAMPLE = 'make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB --solve batch"'
+DOES_NOT_FIT_EXIT_CODE = 4
+_BAR_CELLS = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
+    parser.add_argument("--solve", choices=("batch", "seq"), help="find the largest micro-batch or sequence that fits")
+    device = parser.add_mutually_exclusive_group()
+    device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
+    device.add_argument("--vram", metavar="SIZE", help="hold against a GPU of this size, such as 10GiB")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.calculator import fit
+    from training.recipe.load import load
+
+    result = fit.fit(load(Path(args.config), args.overrides), gpu=args.gpu, vram=args.vram, solve=args.solve)
+    _print_table(result)
+    _fill(report, result)
+    if result.fits is False:
+        report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
+    return result.to_json()
+
+
+# ---- for people
+
+
+def _print_table(result) -> None:
+    estimate = result.estimate
+    winner, second = estimate.ranking[:2]
+    print(f"{result.recipe_name}: the peak is at {winner.name}", file=sys.stderr)
+    peak_bytes = estimate.peak.device_bytes
+    for term in (*winner.terms, *estimate.overhead):
+        print(f"  {_row(term.name, term.num_bytes, peak_bytes)}  {term.equation}", file=sys.stderr)
+    print(f"  {_row('in all', peak_bytes, peak_bytes)}", file=sys.stderr)
+    print("moments of a step (tensors)", file=sys.stderr)
+    for instant in estimate.instants:
+        mark = {winner.name: "  <- the peak", second.name: "  <- the next"}.get(instant.name, "")
+        print(f"  {_row(instant.name, instant.num_bytes, peak_bytes)}{mark}", file=sys.stderr)
+    print("assumed", file=sys.stderr)
+    for line in estimate.assumptions:
+        print(f"  - {line}", file=sys.stderr)
+    if result.levers and result.fits is not True:
+        print("what would save memory", file=sys.stderr)
+    for lever in result.levers if result.fits is not True else ():
+        fits = {True: ", fits", False: ", still too much", None: ""}[lever.fits]
+        saved, then = format_bytes(lever.saved_bytes), format_bytes(lever.device_bytes)
+        print(f"  {lever.override:<44} -{saved} = {then}{fits}; costs {lever.cost}", file=sys.stderr)
+
+
+def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
+    eighths = round(num_bytes / max(1, whole_bytes) * _BAR_CELLS * 8)
+    bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+    return f"{name:<20}{format_bytes(num_bytes):>11}  {bar:<{_BAR_CELLS}}"
+
+
+def _fill(report: Report, result) -> None:
+    estimate, peak = result.estimate, result.estimate.peak
+    adapters = "" if estimate.trainable == estimate.parameters else f", {format_count(estimate.trainable)} trained"
+    report.add("recipe", f"{result.recipe_name}: {format_count(estimate.parameters)} parameters{adapters}")
+    tensors, kept = format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes)
+    report.add(
+        "estimate", f"{format_bytes(peak.device_bytes)} ({tensors} of tensors, {kept} with the allocator's slack)"
+    )
+    report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
+    if result.device:
+        usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
+        total = format_bytes(result.device.total_bytes)
+        report.add("device", f"{result.device.name}: {usable} usable of {total} ({used} in use, a margin kept)")
+        for user in result.device.users:
+            report.add("in use by", user)
+    else:
+        report.add("device", "none known: name one with --gpu or --vram")
+    report.add("fits", {"fits": "yes", "tight": "yes, within the margin", "no": "no", None: "unknown"}[result.verdict])
+    if result.solution:
+        value = result.solution.value
+        report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
+        report.add("because", result.solution.limit)
+    if result.fits is False and result.levers:
+        report.add("next", f"the same command with {result.levers[0].override}")

@@ -1,0 +1,36 @@
+"""`verify`: the chain of hashes from a GGUF, a checkpoint or a dataset back to the data."""
+
+import argparse
+import sys
+
+from training.core.report import Report
+
+SUMMARY = "walk the hashes of a model back to its data, and name the first broken link"
+EXAMPLE = "make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint's, dataset's or tokenizer's folder")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.core.errors import IntegrityError
+    from training.export import chain
+
+    links = []
+    for link in chain.walk(args.model):
+        links.append(link)
+        report.add(link.name, f"{link.state:<7} {link.detail}")
+        print(f"{link.name}: {link.state}", file=sys.stderr)
+    first = {
+        state: next((link.name for link in links if link.state == state), None)
+        for state in (chain.BROKEN, chain.ABSENT)
+    }
+    if first[chain.BROKEN]:
+        report.fail(f"FAIL: the first broken link is {first[chain.BROKEN]}", IntegrityError.exit_code)
+    elif first[chain.ABSENT]:
+        report.fail(f"INCOMPLETE: nothing is broken, but {first[chain.ABSENT]} is not there to be checked", 0)
+    return {
+        "links": [{"name": link.name, "state": link.state, "detail": link.detail} for link in links],
+        "first_broken": first[chain.BROKEN], "first_absent": first[chain.ABSENT],
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+"""The chain of hashes walked back: GGUF, manifest, weights, recipe, run, dataset, tokenizer.
+
+Each link is `ok`, `broken` (bytes or claims differ) or `absent` (not on this machine, or never named). What a link
+claims of those before it comes from the manifest where the walk began. Nothing is written and nothing is repaired.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core import files, paths
+from training.core.errors import IntegrityError, UserError
+from training.data import dataset as datasets
+from training.export import checkpoint as checkpoints
+from training.export import manifest as manifests
+from training.runs.folder import RUN_FILE, RunFolder, step_name
+from training.tokenizer import artifact
+
+OK, BROKEN, ABSENT = "ok", "broken", "absent"
+_CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link: its name, its state, and the hash that is right or the reason why not."""
+
+    name: str
+    state: str
+    detail: str
+
+
+class _AbsentError(Exception):
+    """The thing a link stands for is not here."""
+
+
+def walk(start: str) -> Iterator[Link]:
+    """Yield the links from a GGUF, a checkpoint, a run (its best checkpoint), a dataset or a tokenizer backwards."""
+    if start.endswith(".gguf"):
+        yield from _from_gguf(paths.model_path(start))
+        return
+    folder = _folder(start)
+    kind = files.read_json(folder / files.MANIFEST).get("kind") if (folder / files.MANIFEST).is_file() else None
+    if kind == datasets.KIND:
+        yield _link("dataset", lambda: _verified(folder, datasets.KIND)["hash"])
+    elif kind == artifact.KIND:
+        yield _link("tokenizer", lambda: _tokenizer_hash(folder))
+    else:
+        yield from _from_checkpoint(folder)
+
+
+def _folder(start: str) -> Path:
+    """The folder that is meant; of a run the best checkpoint, else the latest, damaged or not."""
+    path = Path(start)
+    if path.is_dir() and not (path / RUN_FILE).is_file():
+        return path.absolute()
+    if "@" in start:
+        return datasets.resolve(start)
+    run = RunFolder.open(start)
+    for pointer in ("best", "latest"):
+        if (run.checkpoints / f"{pointer}.json").is_file():
+            return run.checkpoints / files.read_json(run.checkpoints / f"{pointer}.json")["folder"]
+    raise UserError("the run has no checkpoint yet", where=run.path, next_command=f"make resume RUN={run.id}")
+
+
+def _from_gguf(gguf: Path) -> Iterator[Link]:
+    if not gguf.is_file():
+        raise UserError("no such model", where=gguf, found="nothing", expected="a GGUF file")
+    claims: dict = {}
+    yield (link := _link("manifest", lambda: _read_claims(gguf, claims)))
+    if link.state != OK:
+        return
+    yield _link("GGUF", lambda: manifests.verify(gguf)["sha256"])
+    yield from _links(claims)
+
+
+def _read_claims(gguf: Path, claims: dict) -> str:
+    claims |= {key: value for key, value in manifests.read(gguf).items() if key in _CLAIMS}
+    return files.sha256_file(manifests.path_of(gguf))
+
+
+def _from_checkpoint(folder: Path) -> Iterator[Link]:
+    link = _link("weights", lambda: files.read_manifest(folder, checkpoints.KIND)["weights_sha256"])
+    if link.state != OK:
+        yield link
+        return
+    yield from _links({key: files.read_json(folder / files.MANIFEST).get(key) for key in _CLAIMS}, folder)
+
+
+def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
+    yield _link("weights", lambda: _weights(claims, folder))
+    yield _link("recipe", lambda: _recipe(claims, folder))
+    yield _link("run", lambda: _run(claims))
+    yield _link("dataset", lambda: _dataset(claims["dataset"]))
+    yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
+
+
+def _link(name: str, digest_of: Callable[[], str]) -> Link:
+    try:
+        return Link(name, OK, files.short(digest_of()))
+    except _AbsentError as reason:
+        return Link(name, ABSENT, str(reason))
+    except IntegrityError as error:
+        parts = [
+            error.what,
+            error.where,
+            error.found and f"found {error.found}",
+            error.expected and f"expected {error.expected}",
+        ]
+        return Link(name, BROKEN, paths.for_people("; ".join(part for part in parts if part)))
+
+
+def _verified(folder: Path, kind: str) -> dict:
+    return files.verify_manifest(folder, kind)
+
+
+def _require_equal(what: str, where: object, found: object, expected: object) -> None:
+    if found != expected:
+        raise IntegrityError(f"another {what}", where=where, found=found, expected=expected)
+
+
+def _checkpoint_of(claims: dict, folder: Path | None) -> Path:
+    if folder is not None:
+        return folder
+    if claims["run"] is None:
+        raise _AbsentError("exported from a plain folder, which has no chain")
+    folder = RunFolder(paths.roots().runs / claims["run"]).checkpoints / step_name(claims["step"])
+    if not folder.is_dir():
+        raise _AbsentError(f"no checkpoint {step_name(claims['step'])} of run {claims['run']} on this machine")
+    return folder
+
+
+def _weights(claims: dict, folder: Path | None) -> str:
+    folder = _checkpoint_of(claims, folder)
+    found = _verified(folder, checkpoints.KIND)
+    for key in ("weights_sha256", "recipe_sha256", "run", "step", "dataset"):
+        _require_equal(key, folder / files.MANIFEST, found.get(key), claims[key])
+    _require_equal("tokenizer", folder, (found.get("tokenizer") or {}).get("hash"), claims["tokenizer"]["hash"])
+    weights = folder / "model.safetensors"
+    if weights.name in found["files"]:
+        _require_equal("weights_sha256", weights, found["files"][weights.name]["sha256"], claims["weights_sha256"])
+    return claims["weights_sha256"]
+
+
+def _recipe(claims: dict, folder: Path | None) -> str:
+    path = _checkpoint_of(claims, folder) / "recipe.json"
+    _require_equal("recipe", path, files.sha256_json(files.read_json(path)), claims["recipe_sha256"])
+    return claims["recipe_sha256"]
+
+
+def _run(claims: dict) -> str:
+    if claims["run"] is None:
+        raise _AbsentError("no run is named")
+    run = RunFolder(paths.roots().runs / claims["run"])
+    if not run.path.is_dir():
+        raise _AbsentError(f"run {claims['run']} is not on this machine")
+    record = run.record()
+    for key in ("recipe_sha256", "dataset"):
+        _require_equal(key, run.path / RUN_FILE, record.get(key), claims[key])
+    named = (record.get("tokenizer") or {}).get("hash")
+    _require_equal("tokenizer", run.path / RUN_FILE, named, claims["tokenizer"]["hash"])
+    _require_equal("run id", run.path / RUN_FILE, record.get("id"), claims["run"])
+    return files.sha256_json(record)
+
+
+def _dataset(claim: dict | None) -> str:
+    if claim is None:
+        raise _AbsentError("no dataset is named")
+    try:
+        folder = datasets.resolve(f"{claim['name']}@{files.short(claim['hash'])}")
+    except UserError:
+        raise _AbsentError(f"{claim['name']}@{files.short(claim['hash'])} is not on this machine") from None
+    _require_equal("dataset", folder / files.MANIFEST, _verified(folder, datasets.KIND)["hash"], claim["hash"])
+    return claim["hash"]
+
+
+def _tokenizer(claim: dict) -> str:
+    try:
+        folder = artifact.resolve(f"{claim['name']}@{files.short(claim['hash'])}")
+    except UserError:
+        raise _AbsentError(f"{claim['name']}@{files.short(claim['hash'])} is not on this machine") from None
+    _require_equal("tokenizer", folder / files.MANIFEST, _tokenizer_hash(folder), claim["hash"])
+    return claim["hash"]
+
+
+def _tokenizer_hash(folder: Path) -> str:
+    _verified(folder, artifact.KIND)
+    return artifact.load(folder).hash

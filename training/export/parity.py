@@ -1,0 +1,146 @@
+"""Next-token log-probabilities of the checkpoint in PyTorch against the GGUF as a server serves it.
+
+F32 and F16 must agree to a few hundredths of a nat on the likeliest tokens. Types that round more (BF16's kernels
+round activations, Q8_0 rounds weights) flip near ties although nothing is wrong, so they are measured by the KL
+divergence over the vocabulary, with a limit that only a broken file passes.
+Legend: N compared positions, V vocabulary entries, K tokens asked of the server.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.core.errors import RunError
+from training.export.probes import Prompt
+from training.llamacpp.client import Client
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TOP = 5
+MAX_ASKED_TOKENS = 4096
+# Over positions and the top 5. A server's f16 cache alone costs up to 0.017 on a 135 M model.
+EXACT_LIMITS = {"F32": (0.05, 0.005), "F16": (0.05, 0.005)}
+# Mean divergence as a share of what a position tells: the mean divergence of the model's own distributions from
+# their average. Q8_0 of a 4 M model: 0.00003 trained, 0.0006 at step 0; one zeroed layer or query and key rows in the
+# wrong order: 0.04 and more.
+MAX_DIVERGENCE_SHARE = 0.01
+_LEAST_LOGPROB = -104.0  # below the smallest float32: what the server cannot tell from zero
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both sides of every position: `reference_NV`, and `served_NV` with NaN where the server was not asked."""
+
+    prefixes: list[list[int]]
+    reference_NV: "np.ndarray"
+    served_NV: "np.ndarray"
+
+
+def compare(client: Client, prompts: list[Prompt], reference_NV: "np.ndarray") -> Comparison:
+    """Ask the server for the next token's log-probabilities after every prefix."""
+    import numpy as np
+
+    prefixes = [prefix for prompt in prompts for prefix in prompt.prefixes()]
+    num_tokens = reference_NV.shape[1]
+    served_NV = np.full(reference_NV.shape, np.nan, np.float32)
+    for row, prefix in zip(served_NV, prefixes, strict=True):
+        for token, logprob in client.top_logprobs(prefix, min(num_tokens, MAX_ASKED_TOKENS)):
+            row[token] = max(logprob, _LEAST_LOGPROB)
+    return Comparison(prefixes, reference_NV, served_NV)
+
+
+def judge(comparison: Comparison, quant: str) -> dict:
+    """Return the figures of a comparison. Raises RunError, naming the worst position, where they are over the limit."""
+    import numpy as np
+
+    gaps_N5 = _gaps(comparison)
+    divergence_N = _divergence(comparison)
+    information = _information(comparison.reference_NV)
+    same = comparison.reference_NV.argmax(1) == np.nan_to_num(comparison.served_NV, nan=-np.inf).argmax(1)
+    num_tokens = comparison.reference_NV.shape[1]
+    asked = min(num_tokens, MAX_ASKED_TOKENS)
+    figures = {
+        "positions": len(comparison.prefixes), "top": TOP,
+        "max_nats": _rounded(gaps_N5.max()), "median_nats": _rounded(np.median(gaps_N5)),
+        "kl_mean_nats": _rounded(divergence_N.mean()), "kl_p99_nats": _rounded(np.quantile(divergence_N, 0.99)),
+        "kl_share": _rounded(divergence_N.mean() / information),
+        "kl_over": "the whole vocabulary" if asked == num_tokens else f"the {asked} likeliest tokens and the rest",
+        "same_first_choice": _rounded(same.mean()),
+    }  # fmt: skip
+    limits = _limits(quant)
+    over = [name for name, limit in limits.items() if not figures[name] <= limit]
+    if over:
+        raise _failure(comparison, gaps_N5, quant, figures, limits, over)
+    return figures | {"limits": limits}
+
+
+def _limits(quant: str) -> dict[str, float]:
+    if quant in EXACT_LIMITS:
+        return dict(zip(("max_nats", "median_nats"), EXACT_LIMITS[quant], strict=True))
+    return {"kl_share": MAX_DIVERGENCE_SHARE}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{float(value):.4g}")
+
+
+def _gaps(comparison: Comparison) -> "np.ndarray":
+    """How far the reference's top tokens are from their served log-probabilities, `[N, TOP]` nats."""
+    import numpy as np
+
+    top_N5 = np.argsort(-comparison.reference_NV, axis=1)[:, :TOP]
+    gaps_N5 = np.take_along_axis(comparison.reference_NV - comparison.served_NV, top_N5, axis=1)
+    return np.nan_to_num(
+        np.abs(gaps_N5), nan=-_LEAST_LOGPROB
+    )  # not even among the server's likeliest: as far as can be
+
+
+def _divergence(comparison: Comparison) -> "np.ndarray":
+    """KL(reference || served) of each position, `[N]` nats; tokens that were not asked for count as one."""
+    import numpy as np
+
+    reference_NV = comparison.reference_NV.astype(np.float64)
+    served_NV = comparison.served_NV.astype(np.float64)
+    asked_NV = ~np.isnan(served_NV)
+    weights_NV = np.exp(reference_NV)
+    terms_NV = np.where(asked_NV, weights_NV * (reference_NV - np.nan_to_num(served_NV)), 0.0)
+    if asked_NV.all():
+        return terms_NV.sum(1)
+    tail = np.maximum(np.where(asked_NV, 0.0, weights_NV).sum(1), 1e-12)
+    served_tail = np.maximum(1.0 - np.where(asked_NV, np.exp(np.nan_to_num(served_NV)), 0.0).sum(1), 1e-12)
+    return terms_NV.sum(1) + tail * np.log(tail / served_tail)
+
+
+def _information(reference_NV: "np.ndarray") -> float:
+    """What a position tells, in nats: the mean KL divergence of the positions' distributions from their average."""
+    import numpy as np
+
+    weights_NV = np.exp(reference_NV.astype(np.float64))
+    return float((weights_NV * (reference_NV - np.log(weights_NV.mean(0)))).sum(1).mean())
+
+
+def _failure(
+    comparison: Comparison, gaps_N5: "np.ndarray", quant: str, figures: dict, limits: dict, over: list[str]
+) -> RunError:
+    import numpy as np
+
+    worst = int(gaps_N5.max(1).argmax())
+    prefix = comparison.prefixes[worst]
+    best = int(comparison.reference_NV[worst].argmax())
+    served = float(np.nan_to_num(comparison.served_NV[worst, best], nan=_LEAST_LOGPROB))
+    return RunError(
+        f"the served {quant} model is not the one that was trained",
+        where=f"after the {len(prefix)} ids {prefix[:8]}{' ...' if len(prefix) > 8 else ''}: token {best} has "
+        f"{comparison.reference_NV[worst, best]:.3f} nats in PyTorch, {served:.3f} served",
+        found=", ".join(f"{name} {figures[name]:g}" for name in over)
+        + f" over {figures['positions']} positions; likely cause: {_cause(comparison, gaps_N5)}",
+        expected=", ".join(f"{name} at most {limits[name]:g}" for name in over),
+    )
+
+
+def _cause(comparison: Comparison, gaps_N5: "np.ndarray") -> str:
+    single_N = [len(prefix) == 1 for prefix in comparison.prefixes]
+    single, longer = gaps_N5[single_N].max(), gaps_N5[[not alone for alone in single_N]].max()
+    if single < 0.2 * longer:
+        return "query and key rows in another order, or rope (single tokens agree, longer prompts do not)"
+    return "the weights of a layer, a norm, the embedding or the head (single tokens differ already)"
