@@ -75,6 +75,11 @@ def test_a_run_that_claims_something_else_is_broken(gguf: Path, ours: Path, key:
     assert _states(gguf)["run"] == "broken"
 
 
+def test_a_run_whose_recipe_has_changed_is_broken(gguf: Path, ours: Path):
+    (ours.parents[1] / "recipe.yaml").write_text("name: tiny\nmethod: nothing of ours\n")
+    assert _states(gguf)["run"] == "broken"
+
+
 def test_a_checkpoint_of_another_training_is_broken(gguf: Path, ours: Path):
     edit_json(ours / "manifest.json", weights_sha256="0" * 64)
     assert _states(gguf)["weights"] == "broken"

@@ -23,6 +23,7 @@ from training.core import files, paths
 from training.core.errors import IntegrityError, RunError
 from training.export import export, gguf_file, ids, manifest
 from training.export.checkpoint import Checkpoint, open_checkpoint
+from training.export.proof import Proof
 from training.llamacpp import convert
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
@@ -141,10 +142,10 @@ def _zeroed(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_another_model_than_the_trained_one_fails(plain: Checkpoint, tmp_path: Path, spoil, cause: str):
     """B58, and one zeroed layer: both load and serve without a word, in F32 as in Q8_0."""
     spoiled = write_model(tmp_path / "spoiled", weights=spoil(random_weights()))
-    proof = export._Proof.prepare(plain)
+    prepared = Proof.prepare(plain)
     for quant, path in _convert(spoiled, tmp_path / "work", "F32", "Q8_0", tokenizer=plain.folder).items():
         with pytest.raises(RunError) as failure:
-            proof.run(path, quant, tmp_path)
+            prepared.run(path, quant, tmp_path)
         assert cause in failure.value.found and "token" in failure.value.where
 
 

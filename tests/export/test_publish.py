@@ -10,7 +10,7 @@ from tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints
-from training.export import export, manifest
+from training.export import export, manifest, proof
 from training.llamacpp import convert, source
 
 FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
@@ -69,7 +69,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "architectures", lambda folder: frozenset({"LlamaForCausalLM"}))
     start = classmethod(lambda cls, folder, outputs, *, name, **_: _Conversion(folder, outputs, name))
     monkeypatch.setattr(convert.Conversion, "start", start)
-    monkeypatch.setattr(export, "_Proof", _Proof)
+    monkeypatch.setattr(proof, "Proof", _Proof)
     monkeypatch.setattr(_Proof, "fails", None)
     monkeypatch.setattr(_Proof, "runs", [])
 
@@ -113,7 +113,7 @@ def test_whatever_enters_the_bytes_or_the_proof_is_seen(make_folder, monkeypatch
     if what == "name":
         settings["name"] = "other"
     if what == "proof":
-        monkeypatch.setattr(export, "PROOF", export.PROOF + 1)
+        monkeypatch.setattr(proof, "VERSION", proof.VERSION + 1)
     _export(changed, "F16", force=True, **settings)
     assert _Proof.runs == ["F16", "F16"]
 
@@ -209,3 +209,15 @@ def test_the_converter_must_have_written_what_it_was_told(make_folder, monkeypat
     with pytest.raises(Exception, match="wrote something else") as failure:
         _export(make_folder(), "F16")
     assert failure.value.where == "tokenizer.chat_template" and _left() == set()
+
+
+def test_a_preview_says_what_would_be_done_and_writes_nothing(make_folder):
+    folder = make_folder()
+    preview = export.preview(checkpoints.open_checkpoint(str(folder)), ["F16"], name="tiny")
+    assert next(iter(preview.values())).startswith("is new, about 2") and not paths.roots().trained.exists()
+    [output] = _export(folder, "F16")
+    other = checkpoints.open_checkpoint(str(make_folder("two", weights=random_weights(seed=2))))
+    assert export.preview(checkpoints.open_checkpoint(str(folder)), ["F16"], name="tiny") == {
+        output.gguf: "is there already, of these inputs"
+    }
+    assert "--force is needed" in export.preview(other, ["F16"], name="tiny")[output.gguf]

@@ -37,7 +37,7 @@ def test_a_running_run_whose_process_is_gone_is_lost_and_stays_so(run: RunFolder
     """B78: also where its process id is another process by now."""
     run.update(status="running", process=process.identity())
     assert run.status() == "running"
-    run.update(process=process.identity() | {"started": 1.0})
+    run.update(process=process.identity() | {"started": "another"})
     assert run.status() == "lost" and run.record()["status"] == "lost"
 
 

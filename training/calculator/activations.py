@@ -19,7 +19,7 @@ def per_token_layer(plan: Plan) -> int:
 
 
 def _norms(plan: Plan) -> int:
-    """Two norms: the float32 input, the normalised copy (only where the gain is trained), the output for its linears."""
+    """Two norms: the float32 input, the normalised copy where the gain is trained, the output for its linears."""
     h, e = plan.shape.hidden_size, plan.e
     normalised = 0 if plan.is_adapter else e * h
     saved = 2 * (4 * h + normalised)
@@ -49,7 +49,7 @@ _QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
 def _keeps_input(plan: Plan, consumers: tuple[str, ...]) -> bool:
-    """Whether a linear's input is kept in the weights' type: for its weight's gradient, or for an adapter of that type."""
+    """Whether linears' shared input is kept in the weights' type: for their gradients, or for adapters of that type."""
     if not plan.is_adapter:
         return True
     return plan.e == ADAPTER_BYTES and any(one.name in consumers for one in plan.adapted)
@@ -78,11 +78,16 @@ def mask(plan: Plan) -> int:
     return plan.B * plan.S * plan.S * (1 + copies)
 
 
-def layer_backward(plan: Plan) -> int:
-    """Gradients in flight while one layer goes backward: the larger of feed-forward and attention, beside the stream's."""
+def in_flight(plan: Plan) -> int:
+    """The most that one layer's backward holds beyond its saved set: in its feed-forward half, or in its attention.
+
+    When attention goes backward the feed-forward half has given its set back, and its weights' gradients stand.
+    """
     e, shape = plan.e, plan.shape
-    feed_forward = 3 * e * shape.intermediate_size
-    attention = 4 * e * plan.query_width
-    if plan.is_eager:
-        attention += shape.num_heads * plan.S * (4 + 4 + e)
-    return plan.T * (2 * e * shape.hidden_size + max(feed_forward, attention))
+    stream = 2 * e * shape.hidden_size
+    feed_forward = plan.T * (stream + 2 * e * shape.intermediate_size)
+    scores = shape.num_heads * plan.S * (8 - (e if e < 4 else 0)) if plan.is_eager else 0
+    attention = plan.T * (stream + 4 * e * plan.query_width + scores - _feed_forward(plan) - _norms(plan) // 2)
+    if not plan.is_adapter and not plan.accumulates:
+        attention += 3 * e * shape.hidden_size * shape.intermediate_size
+    return max(feed_forward, attention)

@@ -18,11 +18,12 @@ MARGIN_BYTES = 256 << 20
 _MIB = 1 << 20
 
 GPUS = {
-    "RTX 3060 12GB": 12288, "RTX 3070 8GB": 8192, "RTX 3080 10GB": 10240, "RTX 3080 12GB": 12288, "RTX 3090 24GB": 24576,
-    "RTX 4060 8GB": 8188, "RTX 4060 Ti 16GB": 16380, "RTX 4070 12GB": 12282, "RTX 4080 16GB": 16376,
-    "RTX 4090 24GB": 24564, "RTX 5070 Ti 16GB": 16303, "RTX 5080 16GB": 16303, "RTX 5090 32GB": 32607, "T4 16GB": 15360,
-    "L4 24GB": 23034, "A10 24GB": 23028, "RTX A6000 48GB": 49140, "L40S 48GB": 46068, "V100 16GB": 16384,
-    "V100 32GB": 32768, "A100 40GB": 40960, "A100 80GB": 81920, "H100 80GB": 81559, "H200 141GB": 143771,
+    "RTX 3060 12GB": 12288, "RTX 3070 8GB": 8192, "RTX 3080 10GB": 10240, "RTX 3080 12GB": 12288,
+    "RTX 3090 24GB": 24576, "RTX 4060 8GB": 8188, "RTX 4060 Ti 16GB": 16380, "RTX 4070 12GB": 12282,
+    "RTX 4080 16GB": 16376, "RTX 4090 24GB": 24564, "RTX 5070 Ti 16GB": 16303, "RTX 5080 16GB": 16303,
+    "RTX 5090 32GB": 32607, "T4 16GB": 15360, "L4 24GB": 23034, "A10 24GB": 23028, "RTX A6000 48GB": 49140,
+    "L40S 48GB": 46068, "V100 16GB": 16384, "V100 32GB": 32768, "A100 40GB": 40960, "A100 80GB": 81920,
+    "H100 80GB": 81559, "H200 141GB": 143771,
 }  # fmt: skip
 """MiB in all as `nvidia-smi` shows them on public machines; the card that is found is asked instead."""
 
@@ -74,17 +75,15 @@ def trains_on_cpu(recipe: Recipe) -> bool:
 
 def _by_name(name: str) -> Device:
     wanted = _plain(name)
-    matches = [known for known in GPUS if wanted in (_plain(known), _plain(known.rpartition(" ")[0]))]
+    exact = [known for known in GPUS if wanted in (_plain(known), _plain(known.rpartition(" ")[0]))]
+    matches = exact or [known for known in GPUS if wanted and wanted in _plain(known)]
     if len(matches) == 1:
         return Device(matches[0], "cuda", GPUS[matches[0]] * _MIB, 0)
-    near = matches or [
-        known for word in difflib.get_close_matches(wanted, [_plain(one) for one in GPUS], 3, cutoff=0.4)
-        for known in GPUS if _plain(known) == word
-    ]  # fmt: skip
-    what = f"which {name} is meant" if matches else f"unknown GPU {name}"
+    near = matches or difflib.get_close_matches(name, GPUS, 3, cutoff=0.3) or list(GPUS)
     raise UserError(
-        what, where="--gpu", found=name, expected=" or ".join(near or GPUS), next_command="or give its size: --vram 10GiB"
-    )
+        f"which {name} is meant" if matches else f"unknown GPU {name}", where="--gpu", found=name,
+        expected=" or ".join(near), next_command="give one of these names, or a size: --vram 10GiB",
+    )  # fmt: skip
 
 
 def _plain(name: str) -> str:
@@ -120,6 +119,20 @@ def _gpu(nvml: object, index: int) -> Device:
     return Device(name if isinstance(name, str) else name.decode(), "cuda", memory.total, memory.used, users)
 
 
+def driver() -> str | None:
+    """The NVIDIA driver's version; None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def this_machine() -> Device:
     """This machine's memory, or what its container may use where that is less."""
     import psutil
@@ -133,7 +146,10 @@ def this_machine() -> Device:
 
 def _container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
     """Limit and use of this process's control group (version 2, then 1); None where there is no limit."""
-    for limit_name, used_name in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             limit, used = (root / limit_name).read_text().strip(), (root / used_name).read_text().strip()
         except OSError:

@@ -1,4 +1,4 @@
-"""A recipe's estimate held against a device: the verdict, the levers, the largest size; and all of it as one document."""
+"""A recipe's estimate held against a device: the verdict, the levers, the largest size, and the JSON document."""
 
 from __future__ import annotations
 

@@ -48,9 +48,10 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
         Instant("layer_backward", (*saved, *_if(head_gradient(plan)), *layer_backward(plan))),
+        Instant("first_layer_backward", (*standing, *_if(attention_mask(plan)), *first_layer_backward(plan))),
         Instant("backward_end", (*standing, gradients(plan), *_if(embedding_gradients(plan)))),
         Instant("optimizer_step", (*standing, gradients(plan), *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing, *_if(attention_mask(plan)), evaluated_layer(plan), logits(plan))),
+        Instant("evaluation", (*standing, *_if(attention_mask(plan)), evaluation(plan))),
         Instant("checkpoint_save", standing),
     )
 
@@ -89,7 +90,7 @@ def optimizer_states(plan: Plan) -> Term:
     quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
     return Term(
         "optimizer_states", quantised + 8 * small, "2 * (1 + 4/256) * trained, 8 for tensors under 4,096",
-        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged ones counted as resident",
+        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged: as resident",
     )  # fmt: skip
 
 
@@ -165,14 +166,11 @@ def head_gradient(plan: Plan) -> Term:
 
 def layer_backward(plan: Plan) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
-    in_flight = Term(
-        "layer_backward",
-        activations.layer_backward(plan),
-        "T * (2e*h + max(3e*f, 4e*nq*d [+ (8+e)*nq*S eager]))",
-        _AUTOGRAD,
-    )
-    again = plan.T * activations.per_token_layer(plan) if plan.recipe.memory.gradient_checkpointing else 0
-    recomputed = Term("recomputed_layer", again, f"T * [{activations.EQUATION}]", activations.SOURCE)
+    flight = Term(
+        "layer_backward", activations.in_flight(plan),
+        "T * (2e*h + 2e*f), or attention's 4e*nq*d and scores once the feed-forward set is free", _AUTOGRAD,
+    )  # fmt: skip
+    again = layer_set(plan, "recomputed_layer") if plan.recipe.memory.gradient_checkpointing else None
     largest = max(linear.weight for linear in plan.shape.linears)
     dequantised = Term(
         "dequantised_weight",
@@ -180,7 +178,21 @@ def layer_backward(plan: Plan) -> tuple[Term, ...]:
         "2 * largest linear",
         "bitsandbytes' MatMul4Bit.backward",
     )
-    return (in_flight, *_if(recomputed), *_if(dequantised))
+    return (*_if(flight), *((again,) if again else ()), *_if(dequantised))
+
+
+def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
+    """The layer whose backward comes last: every other layer's set is free, and all the layers' gradients stand."""
+    missing = 0 if plan.is_adapter or plan.accumulates or plan.shape.tied else plan.shape.embedding_parameters * plan.e
+    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
+    waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
+    own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
+
+
+def layer_set(plan: Plan, name: str) -> Term:
+    """What one layer keeps for its backward."""
+    return Term(name, plan.T * activations.per_token_layer(plan), f"T * [{activations.EQUATION}]", activations.SOURCE)
 
 
 def embedding_gradients(plan: Plan) -> Term:
@@ -202,18 +214,17 @@ def embedding_gradients(plan: Plan) -> Term:
 
 def step_temporaries(plan: Plan) -> Term:
     impl = plan.recipe.optimizer.impl if plan.recipe.optimizer.name == "adamw" else "fused"
-    copies = {"fused": 0, "foreach": plan.trainable_bytes, "single": plan.shape.largest_tensor * plan.e}
-    return Term(
-        "step_temporaries", copies[impl], {"fused": "0", "foreach": "one copy of what is trained"}.get(impl, "largest tensor"),
-        f"torch.optim.AdamW, {impl}",
-    )  # fmt: skip
+    copies, how = {
+        "fused": (0, "0"),
+        "foreach": (plan.trainable_bytes, "one copy of what is trained"),
+        "single": (plan.shape.largest_tensor * plan.e, "the largest tensor"),
+    }[impl]
+    return Term("step_temporaries", copies, how, f"torch.optim.AdamW, {impl}")
 
 
-def evaluated_layer(plan: Plan) -> Term:
-    """One layer at a time, nothing saved: at most what a layer would have kept."""
-    return Term(
-        "evaluated_layer", plan.T * activations.per_token_layer(plan), f"T * [{activations.EQUATION}]", "an upper bound"
-    )
+def evaluation(plan: Plan) -> Term:
+    """One layer at a time and nothing saved (at most what it would keep), or the logits of a micro-batch after it."""
+    return max(layer_set(plan, "evaluated_layer"), logits(plan), key=lambda term: term.num_bytes)
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:

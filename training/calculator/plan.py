@@ -1,7 +1,8 @@
 """A recipe and a shape as the quantities that the equations use.
 
-Legend: T tokens of a micro-batch, B sequences, S sequence length, h width, f feed-forward width, L layers, V vocabulary,
-nq and nk query and key-value heads, d head dimension, r rank, e bytes of an element (2 in bf16 and fp16, 4 in fp32).
+Legend: T tokens of a micro-batch, B sequences, S sequence length, h width, f feed-forward width, L layers,
+V vocabulary, nq and nk query and key-value heads, d head dimension, e bytes of an element (2 in bf16 and fp16, 4 in
+fp32).
 """
 
 from __future__ import annotations

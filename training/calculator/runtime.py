@@ -1,6 +1,6 @@
 """What a process holds beside its tensors: the allocator's slack, and the device's context or the interpreter.
 
-On a CPU the count is the process's resident memory, so the interpreter with torch and transformers loaded is part of it.
+On a CPU the count is the process's resident memory, so the interpreter with torch and transformers is part of it.
 `python -m training.calculator.runtime` measures that part on this machine, by training a toy model for three steps.
 """
 
@@ -35,7 +35,9 @@ def overhead(allocated_bytes: int, *, on_cpu: bool, is_eager: bool) -> tuple[Ter
         return allocator, process
     share = _CUDA_SLACK["eager" if is_eager else "sdpa"]
     slack = max(_LEAST_SLACK_BYTES, round(share * allocated_bytes))
-    allocator = Term("allocator", slack, f"max(64 MiB, {share:.2f} * tensors)", "PyTorch's caching allocator: split blocks")
+    allocator = Term(
+        "allocator", slack, f"max(64 MiB, {share:.2f} * tensors)", "PyTorch's caching allocator: split blocks"
+    )
     return allocator, Term("context", CUDA_CONTEXT_BYTES, "1 GiB", "pessimistic default of published contexts")
 
 

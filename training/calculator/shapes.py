@@ -1,8 +1,8 @@
 """The shape of a model and its exact number of parameters, from a configuration alone, never from weights.
 
 Owns which architectures the formula knows. One that it does not know is refused by name with what is missing; so are
-configurations that nest (a vision tower beside the text), that are quantised already, or that lack a key. The counts are
-held against transformers' own models, built on the meta device, by a test.
+configurations that nest (a vision tower beside the text), that are quantised already, or that lack a key. A test holds
+the counts against transformers' own models, built on the meta device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only model: h width, f feed-forward width, L layers, V vocabulary, nq and nk heads, d head dimension."""
+    """A decoder-only model of Llama's kind: pre-norm blocks of attention and a gated feed-forward."""
 
     family: str
     vocab_size: int

@@ -34,7 +34,9 @@ class Solution:
         }  # fmt: skip
 
 
-def largest(recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool) -> Solution:
+def largest(
+    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool
+) -> Solution:
     """Find the largest `batch` or `seq` whose estimate is within the device's usable memory."""
     if device is None:
         raise UserError(

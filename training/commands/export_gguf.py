@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quant", default="Q8_0", help="F32, F16, BF16 or Q8_0; several with commas (default: Q8_0)")
     parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
+    parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, and do nothing")
     parser.add_argument("--force", action="store_true", help="replace a file of the same name with other bytes")
 
 
@@ -24,10 +25,20 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
     quants = _quants(args.quant, export.QUANTS)
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, args.tokenizer)
-    outputs = export.export(checkpoint, quants, name=args.name or export.default_name(checkpoint), force=args.force)
+    name = args.name or export.default_name(checkpoint)
+    if args.dry_run:
+        intents = export.preview(checkpoint, quants, name=name)
+        for gguf, intent in intents.items():
+            report.add(gguf.name, f"{gguf} {intent}")
+        report.add("dry run", "the checkpoint is sound; nothing was converted or written")
+        return {
+            "dry_run": True,
+            "outputs": [{"path": paths.for_people(path), "intent": text} for path, text in intents.items()],
+        }
+    outputs = export.export(checkpoint, quants, name=name, force=args.force)
     for output in outputs:
         made, parity = output.manifest, output.manifest["parity"]
-        types = " ".join(f"{name} x {count}" for name, count in output.tensor_types.items())
+        types = " ".join(f"{name} x {count}" for name, count in made["tensor_types"].items())
         report.add(
             made["quant_type"],
             f"{output.gguf}{' (the same bytes were there)' if output.reused else ''}\n"

@@ -1,31 +1,43 @@
-"""Processes by identity: a process id is reused, a process id with its start time is not."""
+"""Processes by identity: a process id is reused, a process id with the moment of its start is not.
+
+The moment is the kernel's own, in clock ticks since the boot it names, so that a corrected wall clock changes nothing
+(proc(5), /proc/PID/stat field 22).
+"""
 
 import os
 import resource
-import sys
+from functools import cache
+from pathlib import Path
 
-import psutil
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State letter and start ticks; the command's name before them may hold blanks and brackets."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 def identity(pid: int | None = None) -> dict:
-    """`{"pid", "started"}` of a process (this one by default). Raises psutil.NoSuchProcess."""
+    """`{"pid", "started"}` of a process (this one by default). Raises FileNotFoundError where there is none."""
     pid = os.getpid() if pid is None else pid
-    return {"pid": pid, "started": round(psutil.Process(pid).create_time(), 2)}
+    return {"pid": pid, "started": f"{_boot()}-{_stat(pid)[1]}"}
 
 
 def is_running(who: dict | None) -> bool:
     """Whether the very process of `identity()` still runs (a zombie does not)."""
-    if not who:
+    if not who or who["pid"] is None:
         return False
     try:
-        process = psutil.Process(who["pid"])
-        same = abs(process.create_time() - who["started"]) < 0.05
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state, ticks = _stat(who["pid"])
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return state not in "ZX" and who["started"] == f"{_boot()}-{ticks}"
 
 
 def peak_rss_bytes() -> int:
     """The highest resident memory that this process has had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

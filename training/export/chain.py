@@ -13,6 +13,7 @@ from training.core.errors import IntegrityError, UserError
 from training.data import dataset as datasets
 from training.export import checkpoint as checkpoints
 from training.export import manifest as manifests
+from training.recipe import load as recipes
 from training.runs.folder import RUN_FILE, RunFolder, step_name
 from training.tokenizer import artifact
 
@@ -158,8 +159,18 @@ def _run(claims: dict) -> str:
         _require_equal(key, run.path / RUN_FILE, record.get(key), claims[key])
     named = (record.get("tokenizer") or {}).get("hash")
     _require_equal("tokenizer", run.path / RUN_FILE, named, claims["tokenizer"]["hash"])
+    kept = run.path / "recipe.yaml"
+    if kept.is_file():
+        _require_equal("recipe", kept, _kept_recipe_hash(kept), claims["recipe_sha256"])
     _require_equal("run id", run.path / RUN_FILE, record.get("id"), claims["run"])
     return files.sha256_json(record)
+
+
+def _kept_recipe_hash(path: Path) -> str:
+    try:
+        return recipes.load(path).sha256
+    except UserError as error:
+        raise IntegrityError("the run's recipe cannot be read", where=path, found=error.what) from error
 
 
 def _dataset(claim: dict | None) -> str:

@@ -6,7 +6,6 @@ already is used again where its bytes are the same, and is never replaced by oth
 """
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import secrets
@@ -17,22 +16,16 @@ from pathlib import Path
 
 from training.core import files, locks, paths, version
 from training.core.errors import IntegrityError, UserError
-from training.export import checks, gguf_file, ids, manifest, parity, probes, reference
+from training.core.units import format_bytes
+from training.export import checks, gguf_file, manifest, proof
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.llamacpp import convert, pin, source
-from training.llamacpp.client import Client
-from training.llamacpp.server import ServerProcess
 from training.tokenizer import store
 
 QUANTS = convert.OUTTYPES
-# Raised when what an export proves changes: files proved by an older rule are proved again.
-PROOF = 1
-FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _BYTES_A_WEIGHT = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q8_0": 8.5 / 8}
 _SPARE_BYTES = 32 << 20
-_HEALTH_SECONDS = 180.0
-_SPARE_CONTEXT_TOKENS = 16
 _logger = logging.getLogger(__name__)
 
 
@@ -42,7 +35,6 @@ class Output:
 
     gguf: Path
     manifest: dict
-    tensor_types: dict[str, int]
     reused: bool
 
 
@@ -60,30 +52,48 @@ def default_name(checkpoint: Checkpoint) -> str:
     return store.name_from(name)
 
 
+def preview(checkpoint: Checkpoint, quants: list[str], *, name: str) -> dict[Path, str]:
+    """Check what can be checked before a conversion and say what `export` would do with each file. Writes nothing."""
+    return {target.gguf: _intent(target, checkpoint) for target in _plan(checkpoint, quants, name)}
+
+
+def _intent(target: _Target, checkpoint: Checkpoint) -> str:
+    if _reusable(target):
+        return "is there already, of these inputs"
+    size = f"about {format_bytes(checkpoint.num_parameters * _BYTES_A_WEIGHT[target.quant])}"
+    if target.gguf.exists():
+        return f"has a file of its name there: kept where the bytes are the same, else --force is needed ({size})"
+    return f"is new, {size}"
+
+
 def export(checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False) -> list[Output]:
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
     """
-    store.check_name(name, "model")
-    pinned = pin.load()
-    checks.check(checkpoint, convert.architectures(source.require_source(pinned)))
-    folder = paths.roots().trained / name
-    with locks.hold(folder.parent / f".{name}.lock", f"export of {name}", resource=f"the model folder {name}"):
-        targets = [_target(checkpoint, quant, name, folder, pinned) for quant in quants]
+    targets = _plan(checkpoint, quants, name)
+    lock = paths.roots().trained / f".{name}.lock"
+    with locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
-        made = _make(checkpoint, missing, name, pinned, force) if missing else {}
+        made = _make(checkpoint, missing, name, force) if missing else {}
         return [(kept | made)[quant] for quant in quants]
 
 
-def _target(checkpoint: Checkpoint, quant: str, name: str, folder: Path, pinned: pin.Pin) -> _Target:
+def _plan(checkpoint: Checkpoint, quants: list[str], name: str) -> list[_Target]:
+    store.check_name(name, "model")
+    pinned = pin.load()
+    checks.check(checkpoint, convert.architectures(source.require_source(pinned)))
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "quant": quant, "converter": pinned.converter_sha256, "proof": PROOF,
+        "name": name, "converter": pinned.converter_sha256, "proof": proof.VERSION,
     }  # fmt: skip
-    return _Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(inputs))
+    folder = paths.roots().trained / name
+    return [
+        _Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(inputs | {"quant": quant}))
+        for quant in quants
+    ]
 
 
 def _reusable(target: _Target) -> Output | None:
@@ -95,10 +105,10 @@ def _reusable(target: _Target) -> Output | None:
         manifest.verify(target.gguf)
     except (IntegrityError, KeyError):
         return None
-    return Output(target.gguf, found, found["tensor_types"], reused=True)
+    return Output(target.gguf, found, reused=True)
 
 
-def _make(checkpoint: Checkpoint, targets: list[_Target], name: str, pinned: pin.Pin, force: bool) -> dict[str, Output]:
+def _make(checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool) -> dict[str, Output]:
     if not force:
         for target in targets:
             _refuse_other_weights(target, checkpoint)
@@ -113,19 +123,16 @@ def _make(checkpoint: Checkpoint, targets: list[_Target], name: str, pinned: pin
             workspace=workspace,
         ) as conversion:  # fmt: skip
             _logger.info("converting to %s; meanwhile PyTorch computes what they must say", ", ".join(outputs))
-            proof = _Proof.prepare(checkpoint)
+            prepared = proof.Proof.prepare(checkpoint)
             conversion.wait()
         made = {}
         for target in targets:
             facts = _inspect(outputs[target.quant], checkpoint)
             if not force:
-                _refuse_other_bytes(target, facts)
-            proved = proof.run(outputs[target.quant], target.quant, workspace)
-            made[target] = _manifest(checkpoint, target, name, pinned, facts, proved)
-        return {
-            target.quant: _publish(target, outputs[target.quant], written, written["tensor_types"])
-            for target, written in made.items()
-        }
+                _refuse_other_bytes(target, checkpoint, facts)
+            proved = prepared.run(outputs[target.quant], target.quant, workspace)
+            made[target] = _manifest(checkpoint, target, name, facts, proved)
+        return {target.quant: _publish(target, outputs[target.quant], written) for target, written in made.items()}
 
 
 @contextlib.contextmanager
@@ -150,21 +157,25 @@ def _refuse_other_weights(target: _Target, checkpoint: Checkpoint) -> None:
     except IntegrityError:
         return
     if there.get("weights_sha256") != checkpoint.origin["weights_sha256"]:
-        raise _in_the_way(target, f"a model of run {there.get('run')}, step {there.get('step')}")
+        raise _in_the_way(target, checkpoint, f"a model of run {there.get('run')}, step {there.get('step')}")
 
 
-def _refuse_other_bytes(target: _Target, facts: GgufFile) -> None:
+def _refuse_other_bytes(target: _Target, checkpoint: Checkpoint, facts: GgufFile) -> None:
     if target.gguf.exists():
         digest = files.sha256_file(target.gguf)
         if digest != facts.sha256:
-            raise _in_the_way(target, f"sha256 {files.short(digest)}")
+            raise _in_the_way(target, checkpoint, f"sha256 {files.short(digest)}")
 
 
-def _in_the_way(target: _Target, found: str) -> UserError:
+def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserError:
     return UserError(
-        "another model has this name", where=target.gguf, found=found, expected="no file, or the same bytes",
-        next_command="the same command with --name OTHER, or with --force to replace it",
-    )  # fmt: skip
+        "another model has this name",
+        where=target.gguf,
+        found=found,
+        expected="no file, or the same bytes",
+        next_command=f'make export-gguf CHECKPOINT={checkpoint.folder} ARGS="--quant {target.quant} --name OTHER", '
+        "or --force in its place to replace the file",
+    )
 
 
 def _inspect(gguf: Path, checkpoint: Checkpoint) -> GgufFile:
@@ -185,55 +196,7 @@ def _inspect(gguf: Path, checkpoint: Checkpoint) -> GgufFile:
     return facts
 
 
-@dataclass(frozen=True)
-class _Proof:
-    """What every file of one checkpoint is proved with: PyTorch runs once."""
-
-    checkpoint: Checkpoint
-    texts: probes.Texts
-    prompts: list[probes.Prompt]
-    reference_NV: object
-
-    @classmethod
-    def prepare(cls, checkpoint: Checkpoint) -> "_Proof":
-        checks.check_finite(checkpoint)
-        texts = probes.draw_texts(checkpoint.origin["dataset"])
-        context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
-        prompts = probes.make_prompts(checkpoint.encoder, texts.documents, context_tokens)
-        return cls(checkpoint, texts, prompts, reference.logprobs(checkpoint, prompts))
-
-    def run(self, gguf: Path, quant: str, workspace: Path) -> dict:
-        """Serve the file privately and compare. Returns the manifest's `parity` and `fingerprint`."""
-        encoder, tokenizer = self.checkpoint.encoder, self.checkpoint.origin["tokenizer"]
-        # Half of the CPUs: on a busy machine threads that wait for each other cost more than they bring.
-        threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        ctx_size = probes.MAX_PROMPT_TOKENS + _SPARE_CONTEXT_TOKENS
-        log = workspace / f"server-{quant}.log"
-        with ServerProcess.start(gguf, log=log, ctx_size=ctx_size, threads=threads) as server:
-            server.wait_healthy(_HEALTH_SECONDS)
-            client = Client(server.url)
-            counts = ids.check(client, encoder, self.texts.lines, tokenizer["pre_tokenizer"])
-            _logger.info(
-                "%s: ids equal on %d nasty strings and %d lines", quant, counts["nasty_strings"], counts["lines"]
-            )
-            figures = parity.judge(parity.compare(client, self.prompts, self.reference_NV), quant)
-            fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
-        _logger.info("%s: at most %g nats off, divergence %g", quant, figures["max_nats"], figures["kl_mean_nats"])
-        server_text = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        return {
-            "parity": {**figures, "drawn_from": self.texts.origin, "server": server_text, "ids": counts},
-            "fingerprint": {"server": server_text, "prompts": fingerprint},
-        }
-
-
-def _fingerprint(client: Client, prompt_ids: list[int]) -> dict:
-    top = client.top_logprobs(prompt_ids, parity.TOP)
-    return {"ids": prompt_ids, "top": [[token, round(logprob, 5)] for token, logprob in top]}
-
-
-def _manifest(
-    checkpoint: Checkpoint, target: _Target, name: str, pinned: pin.Pin, facts: GgufFile, proved: dict
-) -> dict:
+def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFile, proved: dict) -> dict:
     origin = checkpoint.origin
     return {
         "schema": 1, "kind": manifest.KIND, "name": name, "file": target.gguf.name,
@@ -243,12 +206,12 @@ def _manifest(
         "run": origin["run"], "step": origin["step"], "weights_sha256": origin["weights_sha256"],
         "base": origin["base"], "method": origin["method"],
         "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos}, "dataset": origin["dataset"],
-        "recipe_sha256": origin["recipe_sha256"], "llama_cpp": pinned.to_json(), "tool": version.tool(),
+        "recipe_sha256": origin["recipe_sha256"], "llama_cpp": pin.load().to_json(), "tool": version.tool(),
         "inputs_sha256": target.inputs_sha256, **proved,
     }  # fmt: skip
 
 
-def _publish(target: _Target, made: Path, written: dict, tensor_types: dict[str, int]) -> Output:
+def _publish(target: _Target, made: Path, written: dict) -> Output:
     """Give a proved file its final name, then its manifest; at no moment does a manifest stand beside other bytes."""
     same = target.gguf.exists() and files.sha256_file(target.gguf) == written["sha256"]
     if not same:
@@ -257,4 +220,4 @@ def _publish(target: _Target, made: Path, written: dict, tensor_types: dict[str,
         os.replace(made, target.gguf)
         files.fsync_path(target.gguf.parent)
     files.write_json(manifest.path_of(target.gguf), written)
-    return Output(target.gguf, written, tensor_types, reused=same)
+    return Output(target.gguf, written, reused=same)

@@ -99,16 +99,24 @@ def _divergence(comparison: Comparison) -> "np.ndarray":
     """KL(reference || served) of each position, `[N]` nats; tokens that were not asked for count as one."""
     import numpy as np
 
-    reference_NV = comparison.reference_NV.astype(np.float64)
-    served_NV = comparison.served_NV.astype(np.float64)
+    reference_NV = np.exp(comparison.reference_NV.astype(np.float64))
+    served_NV = np.exp(comparison.served_NV.astype(np.float64))
     asked_NV = ~np.isnan(served_NV)
-    weights_NV = np.exp(reference_NV)
-    terms_NV = np.where(asked_NV, weights_NV * (reference_NV - np.nan_to_num(served_NV)), 0.0)
-    if asked_NV.all():
-        return terms_NV.sum(1)
-    tail = np.maximum(np.where(asked_NV, 0.0, weights_NV).sum(1), 1e-12)
-    served_tail = np.maximum(1.0 - np.where(asked_NV, np.exp(np.nan_to_num(served_NV)), 0.0).sum(1), 1e-12)
-    return terms_NV.sum(1) + tail * np.log(tail / served_tail)
+    if not asked_NV.all():
+        reference_NV, served_NV = (_with_rest(side_NV, asked_NV) for side_NV in (reference_NV, served_NV))
+    reference_NV /= reference_NV.sum(1, keepdims=True)  # a rounding of the seventh digit is no divergence
+    served_NV /= served_NV.sum(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(reference_NV > 0, reference_NV * np.log(reference_NV / served_NV), 0.0).sum(1)
+
+
+def _with_rest(probabilities_NV: "np.ndarray", asked_NV: "np.ndarray") -> "np.ndarray":
+    """The probabilities of the tokens asked for, zero for the others, and in one more column what they leave."""
+    import numpy as np
+
+    asked = np.where(asked_NV, probabilities_NV, 0.0)
+    rest = np.maximum(1.0 - asked.sum(1, keepdims=True), 1e-12)
+    return np.concatenate([asked, rest], axis=1)
 
 
 def _information(reference_NV: "np.ndarray") -> float:

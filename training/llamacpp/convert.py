@@ -68,7 +68,8 @@ class Conversion:
         source = sources.require_source()
         staged = _stage(folder, tokenizer, workspace / _STAGED, add_bos)
         pairs = [f"{quant}={output}" for quant, output in outputs.items()]
-        command = [sys.executable, "-B", "-P", str(_DRIVER), str(source), str(staged), pre_tokenizer, name, *pairs]
+        command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), str(staged)]
+        command += [pre_tokenizer, name, *pairs]
         log = workspace / "convert.log"
         with open(log, "wb") as output:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A recipe told to people: each resolved key with its origin and meaning, the resolved file, the table of all keys."""
+"""A recipe told to people: each resolved key with its origin and meaning, and the table of all keys."""
 
 from __future__ import annotations
 
@@ -20,33 +20,6 @@ def rows(resolved: Resolved) -> Iterator[dict]:
             yield {"key": key, "value": value, "origin": origin, "description": part["description"]}
 
 
-def as_yaml(resolved: Resolved) -> str:
-    """The resolved recipe as a file that loads to the same values, each line with its origin."""
-    lines = [f"# resolved from {resolved.path.name}, sha256 {resolved.sha256}"]
-    _write(resolved.values, "", resolved, lines)
-    return "\n".join(lines) + "\n"
-
-
-def _write(values: dict, prefix: str, resolved: Resolved, lines: list[str]) -> None:
-    indent = "  " * prefix.count(".")
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            lines.append(f"{indent}{name}:")
-            _write(value, f"{key}.", resolved, lines)
-        else:
-            lines.append(f"{indent}{name}: {written(value)}  # {resolved.origins.get(key, 'default')}")
-
-
-def written(value: object) -> str:
-    """A value as YAML that any loader reads alike: text quoted, small numbers with a dot."""
-    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
-        return repr(value).replace("e", ".0e")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(written(item) for item in value)}]"
-    return json.dumps(value, ensure_ascii=False)
-
-
 def table() -> str:
     """Every key of the schema as a Markdown table, a section each."""
     lines = ["# The keys of a recipe", "", schemas.recipe_schema()["description"]]
@@ -56,7 +29,7 @@ def table() -> str:
         if top != section:
             section = top
             lines += ["", *_heading(top), "| key | value | default | meaning |", "|---|---|---|---|"]
-        default = written(part["default"]) if "default" in part else ""
+        default = json.dumps(part["default"]) if "default" in part else ""
         lines.append(f"| `{key}` | {_allowed(part)} | {default} | {part['description']} |")
     return "\n".join(lines) + "\n"
 

@@ -70,8 +70,8 @@ def _read_chain(path: Path, chain: tuple[Path, ...]) -> Reading:
             raise UserError("recipes extend each other in a circle", where=origin, found=round_trip)
         below = _read_chain(target, chain)
     except UserError as error:
-        error.where = str(origin)
-        reading.problems.append(error)
+        reading.problems.append(UserError(error.what, where=origin, found=error.found or base, expected=error.expected))
+        reading.bad_keys |= _every_key()
         return reading
     _merge(below, reading)
     return below
@@ -87,10 +87,16 @@ def _read_file(path: Path) -> Reading:
     reader = Reader(schemas.recipe_schema(), lambda line: Origin("file", path, line))
     if root is None and problems:
         reader.reading.problems = problems
+        reader.reading.bad_keys = _every_key()
         return reader.reading
     reading = reader.read(root)
     reading.problems = problems + reading.problems
     return reading
+
+
+def _every_key() -> set[str]:
+    """All sections: of a file that could not be read nothing is known, so nothing is called missing."""
+    return set(schemas.recipe_schema()["properties"])
 
 
 def _require_file(path: Path) -> None:
@@ -214,11 +220,11 @@ def _resolve(reading: Reading, path: Path) -> Resolved:
 
     broken = violations(values, schema, where)
     problems: list[TrainyardError] = list(reading.problems)
-    problems += [error for key, error in broken.items() if key not in reading.bad_keys]
+    problems += [error for key, error in broken.items() if not any(rules.touches(key, bad) for bad in reading.bad_keys)]
     problems += rules.broken(values, reading.origins, where, reading.bad_keys | broken.keys())
     if problems:
         raise Problems(
-            f"{show(path)} is no valid recipe", problems, next_command=f"make recipe ARGS='check {show(path)}'"
+            f"{show(path)} is no valid recipe", problems, next_command="make recipe ARGS=schema lists every key"
         )
     recipe = Recipe.build(values, rules.config_path(values, reading.origins))
     return Resolved(recipe, values, reading.origins, path, files.sha256_json(values))

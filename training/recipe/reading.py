@@ -1,6 +1,6 @@
 """Nodes of YAML read by a schema: the schema, not YAML, decides whether `1e-4` is a number and `no` is text.
 
-Owns types and unknown keys; ranges, choices and patterns are checked on the finished values (`training.recipe.checking`).
+Owns types and unknown keys; `training.recipe.checking` holds the finished values against ranges and choices.
 """
 
 from __future__ import annotations

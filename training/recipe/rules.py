@@ -1,7 +1,7 @@
 """What keys of a recipe ask of each other, and what training asks beyond planning.
 
-A rule is a function of the resolved values that yields errors. It names the keys that it reads and is skipped where one of
-them is already wrong, so that one slip gives one message.
+A rule is a function of the resolved values that yields errors. It names the keys that it reads and is skipped where one
+of them is already wrong, so that one slip gives one message.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def broken(values: dict, origins: dict[str, Origin], where: Where, bad_keys: set
     """Every rule that the values break."""
     problems: list[TrainyardError] = []
     for keys, rule in _RULES:
-        if not any(_touches(key, bad) for key in keys for bad in bad_keys):
+        if not any(touches(key, bad) for key in keys for bad in bad_keys):
             problems += rule(values, where, origins)
     return problems
 
 
-def _touches(key: str, bad: str) -> bool:
+def touches(key: str, bad: str) -> bool:
+    """Whether two dotted keys are one, or one lies in the other."""
     return key == bad or key.startswith(f"{bad}.") or bad.startswith(f"{key}.")
 
 
@@ -120,7 +121,8 @@ def _heads_divide(values: dict, where: Where, origins: dict) -> Iterator[Trainya
         elif whole == "hidden_size" and arch[whole] // arch[part] % 2:
             yield UserError(
                 "rotary positions need an even head dimension",
-                where=where("model.arch.num_attention_heads"), found=f"{arch[whole]} / {arch[part]}", expected="an even number",
+                where=where("model.arch.num_attention_heads"), found=f"{arch[whole]} / {arch[part]}",
+                expected="an even number",
             )  # fmt: skip
 
 

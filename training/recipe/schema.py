@@ -1,8 +1,8 @@
 """The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
 
-The words are JSON Schema 2020-12. Three annotations are ours: `x-methods` (a section that exists for these methods only),
-`x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). A method's own section is a file
-`training/objectives/<section>.schema.json`, found by listing that folder.
+The words are JSON Schema 2020-12. Three annotations are ours: `x-methods` (a section that exists for these methods
+only), `x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). A method's own section
+is a file `training/objectives/<section>.schema.json`, found by listing that folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def nearest(schema: dict, dotted: str) -> str | None:
     siblings = {word: f"{parent}.{word}" if parent else word for word in (beside or {}).get("properties", {})}
     elsewhere = {key.rpartition(".")[2]: key for key, _ in leaves(schema)}
     foreign = {word: f"{key} (elsewhere {word})" for key, part in leaves(schema) for word in part.get("x-also", ())}
-    for known in (siblings, {dotted: key for key, _ in leaves(schema) if key == dotted}, elsewhere, foreign):
+    for known in (siblings, elsewhere, foreign):
         if name in known:
             return known[name]
     for known in (siblings, elsewhere, foreign):

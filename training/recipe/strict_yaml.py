@@ -1,9 +1,9 @@
 """YAML read strictly into plain nodes that remember their lines.
 
-Owns syntax: duplicate keys (refused at every depth, with both lines), merge keys, aliases, tags (refused). It decides no
-type: a scalar stays text until a schema says what it is (`training.recipe.reading`), so `no`, `010` and `12:30` survive.
-Built on PyYAML's composer with no implicit resolver and no constructor; the source of the rules is YAML 1.1, section 10.2
-and the merge-key type.
+Owns syntax: duplicate keys (refused at every depth, with both lines), merge keys, aliases, tags (refused). It decides
+no type: a scalar stays text until a schema says what it is (`training.recipe.reading`), so `no`, `010` and `12:30`
+survive. Built on PyYAML's composer with no implicit resolver and no constructor. Source: YAML 1.1 and its merge-key
+type.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ crash, does only what is not done.
 import dataclasses
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, locks, paths
 from training.rounds.steps import run_step
 
 SERVICE = "demo"
@@ -35,6 +35,12 @@ class Demo:
 
     def run(self) -> dict:
         """Run every step; returns the figures of the report. Raises what a step raises."""
+        # One demo at a time on a machine: port and service name are the same in every checkout.
+        lock = paths.roots().cache / "locks" / "demo.lock"
+        with locks.hold(lock, "make demo", resource="the demo"):
+            return self._run()
+
+    def _run(self) -> dict:
         self._step("converter", "The pinned llama.cpp, whose converter is used", ["export-build"])
         self._prepare()
         self._train()

@@ -1,0 +1,166 @@
+"""The terms by hand, published traces, monotony, and what an estimate always says of itself."""
+
+import itertools
+
+import pytest
+
+from training.calculator import activations, advice, devices, solve
+from training.calculator.formula import estimate
+from training.calculator.plan import Plan
+from training.core.errors import UserError
+from training.recipe.bases import Base
+
+GIB = 1 << 30
+ONE_B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def one_b(recipe, monkeypatch):
+    """Plans of a published 1 B shape at 2,048 tokens, as its traces had it: a mask in every layer."""
+    base = Base("one-b", "hub:a/b", "1", "MIT", {"x": "0"}, ONE_B)
+    monkeypatch.setattr("training.recipe.bases.load", lambda: {"one-b": base})
+
+    def plan(*overrides: str, method: str = "full") -> Plan:
+        return Plan.of(recipe("data.seq_len=2048", "data.packing=true", *overrides, base="one-b", method=method))
+
+    return plan
+
+
+def test_the_terms_of_the_demo_by_hand(recipe):
+    """4.2 M parameters in float32, 2 x 512 tokens: each term written out."""
+    terms = {term.name: term.num_bytes for term in estimate(recipe(), on_cpu=True).ranking[0].terms}
+    per_layer = 2 * 256 * 12 + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4
+    assert terms == {
+        "weights": 4_196_608 * 4,
+        "optimizer_states": 4_196_608 * 8,
+        "activations": 1024 * (4 * per_layer + 12 * 256),
+        "attention_mask": 2 * 512 * 512 * (1 + 4 * 4),
+        "logits_and_loss": 1024 * 4096 * 12,
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method", "traced"),
+    [
+        ((), "full", 118_912),
+        (("memory.attention=eager",), "full", 507_904),
+        (("lora.dropout=0",), "lora", 168_512),
+        (("lora.dropout=0", "lora.targets=[q_proj, v_proj]"), "lora", 102_656),
+    ],
+)
+def test_saved_bytes_of_a_token_in_a_layer_are_those_of_published_traces(one_b, overrides, method: str, traced: int):
+    plan = one_b(*overrides, method=method)
+    mask_of_a_token = 0 if plan.is_eager else 2 * plan.S
+    assert activations.per_token_layer(plan) + mask_of_a_token == traced
+
+
+def test_nf4_weighs_what_was_measured(recipe):
+    """Qwen3-8B: 0.516 bytes for each element of the blocks' matrices, 16 bits for the rest, float32 adapters."""
+    quantised = recipe("memory.weights=nf4", base="qwen3-8b", method="qlora")
+    load = estimate(quantised, on_cpu=False).instants[0].num_bytes
+    linears = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
+    adapters = 36 * 16 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 12288) * 3)
+    assert load == pytest.approx(linears * 0.515869 + (8_190_735_360 - linears) * 2 + adapters * 4, rel=1e-4)
+
+
+def test_the_optimizer_instant_is_the_textbook_16_bytes_a_parameter(recipe):
+    """B72: weights, gradients and both moments are counted from the start."""
+    moments = {one.name: one.num_bytes for one in estimate(recipe(), on_cpu=True).instants}
+    assert moments["optimizer_step"] == 16 * 4_196_608
+
+
+def test_evaluation_has_its_logits(recipe):
+    """B69."""
+    changed = recipe("data.micro_batch=8", "model.arch.vocab_size=50000")
+    moments = {one.name: one for one in estimate(changed, on_cpu=True).instants}
+    logits = next(term for term in moments["evaluation"].terms if term.name == "logits_and_loss")
+    assert logits.num_bytes == 8 * 512 * 50000 * 8
+
+
+def test_terms_add_up_and_every_one_has_its_equation_and_source(recipe):
+    for weights, attention, tied in itertools.product(("fp32", "bf16"), ("sdpa", "eager"), ("true", "false")):
+        changed = recipe(
+            f"memory.weights={weights}", f"memory.attention={attention}", f"model.arch.tie_word_embeddings={tied}"
+        )
+        result = estimate(changed, on_cpu=False)
+        document = result.to_json()
+        assert sum(document["terms"].values()) == result.peak.allocated_bytes == max(document["instants"].values())
+        assert document["peak"]["phase"] in document["instants"]
+        assert result.peak.allocated_bytes < result.peak.reserved_bytes < result.peak.device_bytes
+        assert all(term.equation and term.source for one in result.instants for term in one.terms)
+        assert result.assumptions
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("data.micro_batch", range(2, 34, 4)),
+        ("data.seq_len", range(16, 512, 31)),
+        ("model.arch.num_hidden_layers", range(1, 30, 4)),
+    ],
+)
+def test_more_never_needs_less(recipe, key: str, values: range):
+    for checkpointing, attention in itertools.product(("true", "false"), ("sdpa", "eager")):
+        fixed = (f"memory.gradient_checkpointing={checkpointing}", f"memory.attention={attention}")
+        needs = [estimate(recipe(*fixed, f"{key}={value}"), on_cpu=True).peak.device_bytes for value in values]
+        assert needs == sorted(needs) and needs[0] < needs[-1]
+
+
+def test_a_target_that_matches_nothing_is_told_with_those_that_exist(recipe):
+    with pytest.raises(UserError, match="matches no layer") as caught:
+        estimate(recipe("lora.targets=[qkv]", base="smollm2-135m-instruct", method="lora"), on_cpu=False)
+    assert "q_proj" in str(caught.value)
+
+
+# ---- levers and sizes
+
+
+@pytest.mark.parametrize(("variable", "key"), [("batch", "data.micro_batch"), ("seq", "data.seq_len")])
+def test_the_largest_size_is_the_border_itself(recipe, variable: str, key: str):
+    device = devices.Device("a card", "cuda", 4 * GIB, 0)
+    found = solve.largest(recipe(), variable, device, max_positions=None, on_cpu=False)
+    positions = "model.arch.max_position_embeddings=1000000"
+
+    def need(value: int) -> int:
+        return estimate(recipe(positions, f"{key}={value}"), on_cpu=False).peak.device_bytes
+
+    assert need(found.value) == found.device_bytes <= device.usable_bytes < need(found.value + 1)
+
+
+def test_solving_says_when_nothing_fits_and_when_positions_end(recipe):
+    small = devices.Device("a small card", "cuda", GIB, 0)
+    assert solve.largest(recipe(), "batch", small, max_positions=None, on_cpu=False).value is None
+    large = devices.Device("a large card", "cuda", 80 * GIB, 0)
+    ended = solve.largest(recipe(), "seq", large, max_positions=512, on_cpu=False)
+    assert (ended.value, ended.limit) == (512, "the model's positions")
+    with pytest.raises(UserError, match="nothing to solve against"):
+        solve.largest(recipe(), "batch", None, max_positions=None, on_cpu=False)
+
+
+def test_levers_are_priced_by_the_estimate_itself(recipe):
+    heavy = ("data.micro_batch=16", "memory.weights=bf16", "optimizer.impl=foreach", "memory.attention=eager")
+    now = estimate(recipe(*heavy), on_cpu=False)
+    found = advice.levers(recipe(*heavy), now, None, on_cpu=False)
+    assert {lever.override for lever in found} == {
+        "data.micro_batch=8 batch.accumulate=2",
+        "data.seq_len=256",
+        "memory.gradient_checkpointing=true",
+        "memory.attention=sdpa",
+    }
+    for lever in found:
+        pulled = dict(pair.split("=") for pair in (*heavy, *lever.override.split()))
+        then = estimate(recipe(*(f"{key}={value}" for key, value in pulled.items())), on_cpu=False)
+        assert then.peak.device_bytes == lever.device_bytes == now.peak.device_bytes - lever.saved_bytes
+    assert [lever.saved_bytes for lever in found] == sorted((lever.saved_bytes for lever in found), reverse=True)
+
+
+def test_eight_bit_states_are_advised_on_a_gpu_alone(recipe):
+    wide = recipe("model.arch.vocab_size=100000", "data.seq_len=16", "memory.weights=fp32")
+    on_gpu, on_cpu = (
+        {one.override for one in advice.levers(wide, estimate(wide, on_cpu=cpu), None, on_cpu=cpu)} for cpu in (False, True)
+    )
+    assert "optimizer.name=adamw8bit" in on_gpu and "optimizer.name=adamw8bit" not in on_cpu

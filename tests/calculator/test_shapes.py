@@ -1,0 +1,71 @@
+"""Parameter counts, exact against transformers' own models, and what is refused."""
+
+import pytest
+
+from training.calculator import shapes
+from training.core.errors import Problems
+from training.recipe import bases
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def test_the_bases_have_their_published_sizes():
+    known = bases.load()
+    assert shapes.from_config(known["smollm2-135m-instruct"].config, "").parameters == 134_515_008
+    assert shapes.from_config(known["qwen3-8b"].config, "").parameters == 8_190_735_360
+
+
+def test_a_count_by_hand():
+    layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    assert shapes.from_config(LLAMA, "").parameters == 2 * 100 * 64 + 3 * layer + 64
+    assert shapes.from_config(LLAMA | {"tie_word_embeddings": True}, "").parameters == 100 * 64 + 3 * layer + 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"head_dim": 24},
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ],
+    ids=str,
+)
+def test_the_count_is_that_of_transformers_own_model(family: str, change: dict):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**(LLAMA | {"tie_word_embeddings": False} | change | {"model_type": family}))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shapes.from_config(config.to_dict(), family)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    linears = {name.split(".")[-1]: part for name, part in model.model.layers[0].named_modules() if "proj" in name}
+    assert {one.name: (one.in_features, one.out_features) for one in shape.linears} == {
+        name: (part.in_features, part.out_features) for name, part in linears.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"model_type": "mamba"}, "does not know the architecture 'mamba'"),
+        ({"model_type": None}, "does not know"),
+        ({"text_config": {"hidden_size": 1}}, "nests"),
+        ({"quantization_config": {"bits": 4}}, "quantised already"),
+        ({"hidden_size": None, "vocab_size": "many"}, "(2)"),
+        ({"num_key_value_heads": 3}, "not divisible"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "not divisible"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+    ],
+    ids=str,
+)
+def test_what_the_formula_does_not_know_is_refused_by_name(change: dict, part: str):
+    with pytest.raises(Problems) as caught:
+        shapes.from_config(LLAMA | change, "config.json")
+    assert part in str(caught.value)

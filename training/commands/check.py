@@ -1,0 +1,155 @@
+"""`check`: the preflight of a recipe. Nothing is downloaded, allocated or changed; everything wrong is told at once."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.core.errors import Problems, TrainyardError
+from training.core.report import Report
+from training.core.units import format_bytes
+
+SUMMARY = "preflight of a recipe: data, tokenizer, memory, disk, machine"
+EXAMPLE = "make check CONFIG=recipes/demo/pretrain-stdlib.yaml"
+
+Row = tuple[str, str, str]  # what, "ok" | "warn" | "fail", why
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.recipe.load import load
+
+    try:
+        resolved = load(Path(args.config), args.overrides)
+    except Problems as error:
+        rows, exit_code = [("recipe", "fail", str(error))], error.exit_code
+    else:
+        rows, exit_code = _rows(resolved)
+    for what, state, why in rows:
+        report.add(what, f"{state}: {why}")
+        print(f"{state:<5} {what:<11} {why}", file=sys.stderr)
+    if exit_code:
+        report.fail("NOT READY", exit_code)
+    else:
+        report.add("next", f"make train CONFIG={args.config}")
+    return {
+        "schema": 1,
+        "ready": not exit_code,
+        "checks": [dict(zip(("name", "state", "why"), row, strict=True)) for row in rows],
+    }
+
+
+def _rows(resolved) -> tuple[list[Row], int]:
+    """Every check's row, and the exit code of the first that failed, 0 where none did."""
+    rows: list[Row] = [("recipe", "ok", f"{resolved.recipe.name}, sha256 {resolved.sha256[:12]}")]
+    exit_code = 0
+    for name, check in _CHECKS.items():
+        try:
+            rows += [(name, state, why) for state, why in check(resolved)]
+        except TrainyardError as error:
+            rows.append((name, "fail", str(error)))
+            exit_code = exit_code or error.exit_code
+    return rows, exit_code
+
+
+# ---- the checks: each yields (state, why), or raises the error that training would
+
+
+def _training(resolved) -> Iterator[tuple[str, str]]:
+    from training.recipe.rules import training_problems
+
+    if problems := training_problems(resolved):
+        raise Problems("the recipe cannot be trained as it is", problems)
+    yield "ok", f"method {resolved.recipe.method}, everything named"
+
+
+def _model(resolved) -> Iterator[tuple[str, str]]:
+    from training.calculator import shapes
+    from training.core.units import format_count
+
+    shape = shapes.of_model(resolved.recipe.model)
+    yield "ok", f"{shape.family}, {format_count(shape.parameters)} parameters, {shape.num_layers} layers"
+
+
+def _dataset(resolved) -> Iterator[tuple[str, str]]:
+    if resolved.recipe.data.dataset is None:
+        yield "warn", "none is named"
+        return
+    from training.data import dataset
+
+    found = dataset.load(dataset.resolve(resolved.recipe.data.dataset))
+    yield "ok", f"{found.reference}, complete; `make verify` hashes its files"
+    if "train" not in found.splits:
+        found.path("train")
+
+
+def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
+    from training.calculator import shapes
+    from training.core.errors import UserError
+    from training.tokenizer import artifact
+
+    if resolved.recipe.tokenizer.path is None:
+        yield "warn", "none is named" if resolved.recipe.model.base is None else "the base's own"
+        return
+    tokenizer = artifact.load(artifact.resolve(resolved.recipe.tokenizer.path))
+    rows = shapes.of_model(resolved.recipe.model).vocab_size
+    if tokenizer.vocab_size > rows:
+        raise UserError(
+            "the tokenizer has more entries than the model has rows", where="model.arch.vocab_size", found=rows,
+            expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
+            next_command=f"add model.arch.vocab_size={tokenizer.vocab_size}",
+        )  # fmt: skip
+    unused = rows - tokenizer.vocab_size
+    yield "warn" if unused > rows // 10 else "ok", f"{tokenizer.name}, {tokenizer.vocab_size} entries of {rows} rows"
+
+
+def _memory(resolved) -> Iterator[tuple[str, str]]:
+    from training.calculator.fit import fit
+    from training.core.errors import MachineError, RunError
+
+    result = fit(resolved)
+    needed = format_bytes(result.estimate.peak.device_bytes)
+    if result.device is None:
+        raise MachineError(
+            "no GPU was found, and a CPU trains in fp32 alone", found=f"{needed} needed",
+            expected="a GPU, or memory.weights=fp32", next_command="make doctor",
+        )  # fmt: skip
+    there = f"{format_bytes(result.device.usable_bytes)} usable of {result.device.name}"
+    if result.fits is False:
+        best = result.levers[0].override if result.levers else "a smaller model"
+        raise RunError(
+            "it does not fit", found=needed, expected=there, next_command=f"try {best} (make memfit tells more)"
+        )
+    yield "warn" if result.verdict == "tight" else "ok", f"{needed} needed, {there}"
+
+
+def _disk(resolved) -> Iterator[tuple[str, str]]:
+    from training.calculator.plan import Plan
+    from training.core import files, paths
+
+    plan, keep = Plan.of(resolved.recipe), resolved.recipe.checkpoint
+    each = plan.trainable_bytes * 3  # weights and the two moments
+    copies = keep.keep + 2 + keep.initial  # the best one, and the one being written
+    files.require_space(paths.roots().runs, each * copies, f"{copies} checkpoints of {format_bytes(each)}")
+    place = paths.roots().runs
+    while not place.exists():
+        place = place.parent
+    yield "ok", f"{copies} checkpoints of {format_bytes(each)}; {format_bytes(shutil.disk_usage(place).free)} free"
+
+
+def _machine(resolved) -> Iterator[tuple[str, str]]:
+    from training.core import locks, paths
+
+    who = locks.holder(paths.roots().cache / "locks" / "machine.lock")
+    yield ("warn", f"busy: {locks.describe(who)}; training would wait") if who else ("ok", "idle")
+
+
+_CHECKS = {
+    "training": _training, "model": _model, "dataset": _dataset, "tokenizer": _tokenizer, "memory": _memory,
+    "disk": _disk, "machine": _machine,
+}  # fmt: skip

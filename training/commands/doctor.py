@@ -1,0 +1,119 @@
+"""`doctor`: what this machine has. Whatever is absent is told, and is no error."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from training.core import paths
+from training.core.report import Report
+from training.core.units import format_bytes
+
+SUMMARY = "tell what this machine has: CPU, memory, disk, GPU, engine, versions"
+EXAMPLE = "make doctor"
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "bitsandbytes", "gguf", "xllamacpp", "numpy")
+_ASK_SECONDS = 0.7
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments of its own."""
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.calculator import devices
+
+    memory = devices.this_machine()
+    document = {
+        "schema": 1,
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
+        "memory": {"total_bytes": memory.total_bytes, "available_bytes": memory.available_bytes},
+        "disk": {"data": _disk(paths.roots().data), "cache": _disk(paths.roots().cache)},
+        "gpus": [gpu.to_json() for gpu in devices.gpus()],
+        "driver": devices.driver(),
+        "docker": _ask("docker", "version", "--format", "{{.Server.Version}}"),
+        "compose": _ask("docker", "compose", "version", "--short"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "llama_cpp": _pin(),
+    }
+    _fill(report, document)
+    return document
+
+
+def _fill(report: Report, document: dict) -> None:
+    cpu, memory = document["cpu"], document["memory"]
+    report.add("cpu", f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable")
+    report.add("memory", f"{format_bytes(memory['available_bytes'])} free of {format_bytes(memory['total_bytes'])}")
+    for name, disk in document["disk"].items():
+        report.add(f"disk {name}", f"{format_bytes(disk['free_bytes'])} free at {disk['path']}")
+    for gpu in document["gpus"]:
+        free = gpu["total_bytes"] - gpu["used_bytes"]
+        report.add(
+            "gpu",
+            f"{gpu['name']}, {format_bytes(free)}"
+            f" free of {format_bytes(gpu['total_bytes'])}, driver {document['driver']}",
+        )
+    if not document["gpus"]:
+        report.add("gpu", "none found (no NVIDIA driver answers): training runs on the CPU in fp32")
+    engine, compose = document["docker"], document["compose"]
+    report.add(
+        "docker",
+        f"engine {engine or 'does not answer'}, compose {compose or 'absent'}: "
+        + ("docker" if engine and compose else "local")
+        + " runtime",
+    )
+    report.add("python", f"{document['python']}, {document['platform']}")
+    missing = [name for name, version in document["packages"].items() if version is None]
+    report.add("packages", ", ".join(f"{name} {version}" for name, version in document["packages"].items() if version))
+    if missing:
+        report.add("missing", f"{', '.join(missing)}; next: make setup")
+    report.add("llama.cpp", document["llama_cpp"])
+    print("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()), file=sys.stderr)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, None) or platform.processor() or platform.machine()
+
+
+def _disk(path: Path) -> dict:
+    place = path
+    while not place.exists():
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    return {"path": paths.for_people(path), "free_bytes": usage.free, "total_bytes": usage.total}
+
+
+def _ask(*command: str) -> str | None:
+    """A program's one-line answer; None where it is absent, says no, or takes too long."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _pin() -> str:
+    from training.core.errors import TrainyardError
+    from training.llamacpp import pin
+
+    try:
+        return pin.load().name
+    except (OSError, TrainyardError) as error:
+        return f"no pin: {error}"

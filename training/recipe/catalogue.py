@@ -1,0 +1,65 @@
+"""The recipes that come with the repository: names, headers, and a copy to start from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core import files, paths
+from training.core.errors import UserError
+from training.recipe import bases
+
+FOLDER = paths.REPOSITORY / "recipes"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recipe of the folder: named by its path without the ending, told by the first line of its header."""
+
+    name: str
+    path: Path
+    summary: str
+
+    @property
+    def shown(self) -> str:
+        """The path as commands take it."""
+        return str(self.path.relative_to(paths.REPOSITORY))
+
+
+def entries(folder: Path = FOLDER) -> Iterator[Entry]:
+    """Every recipe below the folder, by name; the file of bases is none."""
+    for path in sorted(folder.rglob("*.yaml")):
+        if path != bases.FILE and not _is_other(path):
+            name = str(path.relative_to(folder).with_suffix(""))
+            yield Entry(name, path, path.read_text().partition("\n")[0].removeprefix("#").strip())
+
+
+def _is_other(path: Path) -> bool:
+    """Whether a YAML file beside the recipes is something else: a recipe says its method or extends one."""
+    lines = path.read_text().splitlines()
+    return not any(line.startswith(("method:", "extends:")) for line in lines)
+
+
+def find(name: str) -> Entry:
+    """The recipe of a name, a last part of one, or a path. Raises UserError with the nearest name."""
+    known = list(entries())
+    for entry in known:
+        if name in (entry.name, entry.path.stem, entry.path.name) or Path(name).absolute() == entry.path:
+            return entry
+    near = difflib.get_close_matches(
+        name, [one for entry in known for one in (entry.name, entry.path.stem)], 1, cutoff=0.4
+    )
+    expected = f"perhaps {near[0]}" if near else ", ".join(entry.name for entry in known)
+    raise UserError(f"no recipe {name}", found=name, expected=expected, next_command="make recipe")
+
+
+def copy(name: str, target: Path) -> Path:
+    """Copy a recipe to a file or into a folder. Raises UserError where something is there already."""
+    entry = find(name)
+    target = target / entry.path.name if target.is_dir() or str(target).endswith("/") else target
+    if target.exists():
+        raise UserError("something is there already", where=target, expected="a new name")
+    files.write_bytes(target, entry.path.read_bytes())
+    return target
