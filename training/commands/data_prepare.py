@@ -48,9 +48,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 
 def _source(args: argparse.Namespace):
+    from training.core import store
     from training.data.jsonl import MAX_RECORD_BYTES, Jsonl
     from training.data.stdlib import StandardLibrary
-    from training.tokenizer import store
 
     if args.stdlib == (args.input is not None):
         raise UserError(

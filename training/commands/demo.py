@@ -28,7 +28,7 @@ def _add_rows(report: Report, figures: dict) -> None:
     bits = figures["bits_per_byte"]
     report.add(
         "bits/byte",
-        f"{bits['before']:.3f} before, {bits['after']:.3f} after on the test split; unigram model {bits['unigram']:.3f}",
+        f"{bits['before']:.3f} before, {bits['after']:.3f} after, on the test split; unigrams {bits['unigram']:.3f}",
     )
     report.add("trained", f"{figures['trained_tokens']:,} tokens, {figures['tokens_per_second']:,.0f} a second")
     peak, estimate = figures["peak_bytes"], figures["estimate_bytes"]

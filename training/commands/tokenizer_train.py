@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.core import process
+    from training.core import process, store
     from training.data import dataset
-    from training.tokenizer import artifact, store, train
+    from training.tokenizer import artifact, train
 
     started = time.monotonic()
     settings = train.Settings(vocab_size=args.vocab_size, pre_tokenizer=args.pre_tokenizer)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, paths, store
 from training.core.errors import UserError
 from training.data import record
-from training.tokenizer import store
 
 KIND = "dataset"
 STATS = "stats.json"

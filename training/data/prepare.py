@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from training.core import files, paths, version
+from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.data import jsonl
@@ -24,7 +24,6 @@ from training.data.dataset import KIND, STATS
 from training.data.record import Record
 from training.data.settings import SPLITS, Settings
 from training.data.split import Assignment, Ledger
-from training.tokenizer import store
 
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 1

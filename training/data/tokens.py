@@ -12,13 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files, version
+from training.core import files, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
-from training.tokenizer import store
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.measure import batches
 

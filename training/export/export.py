@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import files, locks, paths, version
+from training.core import files, locks, paths, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.units import format_bytes
 from training.export import checks, gguf_file, manifest, proof
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.llamacpp import convert, pin, source
-from training.tokenizer import store
 
 QUANTS = convert.OUTTYPES
 _BYTES_A_WEIGHT = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q8_0": 8.5 / 8}

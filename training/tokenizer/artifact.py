@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files, paths
+from training.core import files, paths, store
 from training.core.errors import IntegrityError
-from training.tokenizer import store
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from training.core import files, paths, version
+from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.tokenizer import artifact, measure, pretokenizers, store
+from training.tokenizer import artifact, measure, pretokenizers
 
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
