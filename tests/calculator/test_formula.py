@@ -150,6 +150,7 @@ def test_levers_are_priced_by_the_estimate_itself(recipe):
         "data.seq_len=256",
         "memory.gradient_checkpointing=true",
         "memory.attention=sdpa",
+        "optimizer.name=adamw8bit",
     }
     for lever in found:
         pulled = dict(pair.split("=") for pair in (*heavy, *lever.override.split()))
@@ -161,6 +162,7 @@ def test_levers_are_priced_by_the_estimate_itself(recipe):
 def test_eight_bit_states_are_advised_on_a_gpu_alone(recipe):
     wide = recipe("model.arch.vocab_size=100000", "data.seq_len=16", "memory.weights=fp32")
     on_gpu, on_cpu = (
-        {one.override for one in advice.levers(wide, estimate(wide, on_cpu=cpu), None, on_cpu=cpu)} for cpu in (False, True)
+        {one.override for one in advice.levers(wide, estimate(wide, on_cpu=cpu), None, on_cpu=cpu)}
+        for cpu in (False, True)
     )
     assert "optimizer.name=adamw8bit" in on_gpu and "optimizer.name=adamw8bit" not in on_cpu

@@ -143,7 +143,7 @@ def test_extends_merges_depth_first_relative_to_the_file(write, tmp_path: Path):
     path = write("extends: base/middle.yaml\nname: top\noptimizer: {lr: 2e-3}\n", "top.yaml")
     resolved = load(path, ["optimizer.eps=1e-5"])
     assert (resolved.recipe.name, resolved.recipe.optimizer.lr, resolved.recipe.optimizer.eps) == ("top", 2e-3, 1e-5)
-    origins = {key: origin for key, origin in resolved.origins.items()}
+    origins = resolved.origins
     assert (origins["optimizer.lr"].file, origins["optimizer.lr"].line) == (tmp_path / "top.yaml", 3)
     assert origins["model.arch.hidden_size"].file == tmp_path / "base" / "root.yaml"
     assert str(origins["optimizer.eps"]) == "command line" and str(origins["optimizer.betas"]) == "default"

@@ -217,7 +217,7 @@ def step_temporaries(plan: Plan) -> Term:
     copies, how = {
         "fused": (0, "0"),
         "foreach": (plan.trainable_bytes, "one copy of what is trained"),
-        "single": (plan.shape.largest_tensor * plan.e, "the largest tensor"),
+        "single": (2 * plan.shape.largest_tensor * plan.e, "twice the largest tensor: a root and a quotient"),
     }[impl]
     return Term("step_temporaries", copies, how, f"torch.optim.AdamW, {impl}")
 

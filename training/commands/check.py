@@ -61,10 +61,9 @@ def _rows(resolved) -> tuple[list[Row], int]:
 
 
 def _training(resolved) -> Iterator[tuple[str, str]]:
-    from training.recipe.rules import training_problems
+    from training.engine import trainable
 
-    if problems := training_problems(resolved):
-        raise Problems("the recipe cannot be trained as it is", problems)
+    trainable.require(resolved)
     yield "ok", f"method {resolved.recipe.method}, everything named"
 
 
@@ -143,9 +142,9 @@ def _disk(resolved) -> Iterator[tuple[str, str]]:
 
 
 def _machine(resolved) -> Iterator[tuple[str, str]]:
-    from training.core import locks, paths
+    from training.core import locks
 
-    who = locks.holder(paths.roots().cache / "locks" / "machine.lock")
+    who = locks.holder(locks.machine_lock())
     yield ("warn", f"busy: {locks.describe(who)}; training would wait") if who else ("ok", "idle")
 
 

@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("file", metavar="FILE", type=Path)
         one.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     actions.add_parser("schema", help="the table of all keys")
+    for one in actions.choices.values():  # --json may stand behind the action too
+        one.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:

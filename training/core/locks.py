@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core import paths
 from training.core.errors import MachineError
 from training.core.files import disk_errors
 from training.core.process import identity
@@ -19,6 +20,11 @@ from training.core.units import format_seconds
 
 _logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+
+
+def machine_lock() -> Path:
+    """The lock that whatever trains on this machine holds."""
+    return paths.roots().cache / "locks" / "machine.lock"
 
 
 def holder(path: Path) -> dict | None:

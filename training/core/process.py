@@ -4,8 +4,8 @@ The moment is the kernel's own, in clock ticks since the boot it names, so that 
 (proc(5), /proc/PID/stat field 22).
 """
 
+import contextlib
 import os
-import resource
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +38,13 @@ def is_running(who: dict | None) -> bool:
     return state not in "ZX" and who["started"] == f"{_boot()}-{ticks}"
 
 
+def reset_peak_rss() -> None:
+    """Begin to count the peak of resident memory anew; where the kernel does not allow it the old peak stays."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_rss_bytes() -> int:
-    """The highest resident memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The highest resident memory of this process since its start or the last reset (VmHWM of proc(5))."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

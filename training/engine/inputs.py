@@ -44,11 +44,16 @@ def resolve_inputs(recipe: Recipe, pinned: dict | None = None) -> Inputs:
     return Inputs(dataset, tokenizer, tokens.tokenize(dataset, tokenizer))
 
 
-def rows_of(inputs: Inputs, split: str, seq_len: int) -> PretrainRows:
+def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> PretrainRows:
     """The rows of one split for pretraining."""
     tokenizer = inputs.tokenizer
     counts = token_bytes(files.read_json(tokenizer.folder / "tokenizer.json"), tokenizer.vocab_size)
+    chunk = recipe.memory.loss_chunk
     return PretrainRows(
-        tokens.open_split(inputs.shards, split), counts, seq_len=seq_len, bos_id=tokenizer.bos_id,
+        tokens.open_split(inputs.shards, split),
+        counts,
+        seq_len=recipe.data.seq_len,
+        bos_id=tokenizer.bos_id,
         pad_id=tokenizer.pad_id,
-    )  # fmt: skip
+        loss_chunk=0 if chunk == "auto" else chunk,
+    )

@@ -5,27 +5,19 @@ While it trains a run holds the machine's lock; who comes second waits and is to
 
 import contextlib
 import logging
-from pathlib import Path
 
 from training import __version__
 from training.calculator.formula import estimate
-from training.core import files, locks, paths
+from training.core import files, locks
 from training.core.errors import IntegrityError, UserError
-from training.engine import checkpoint, model
+from training.engine import checkpoint, model, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.trainer import Trainer
 from training.recipe import kept
 from training.recipe.load import Resolved, load
-from training.recipe.model import Recipe
 from training.runs.folder import RunFolder, all_runs
 
 _logger = logging.getLogger(__name__)
-TRAINABLE_METHODS = ("pretrain",)
-
-
-def machine_lock() -> Path:
-    """The lock that whatever trains on this machine holds."""
-    return paths.roots().cache / "locks" / "machine.lock"
 
 
 def run_key(resolved: Resolved, inputs: Inputs) -> str:
@@ -52,15 +44,14 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
     With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with.
     """
     recipe = resolved.recipe
-    _check_method(recipe)
+    trainable.require(resolved)
     inputs = resolve_inputs(recipe)
     model.check_vocabulary(recipe.model.arch["vocab_size"], inputs.tokenizer)
     key = run_key(resolved, inputs)
-    if reuse and (run := find_same(key)):
-        if run.status() == "completed":
-            return run, files.read_json(run.path / "summary.json"), True
-        return run, resume(run), False
     with machine(f"training {recipe.name}"):
+        if reuse and (run := find_same(key)):
+            was_completed = run.status() == "completed"
+            return run, _go_on(run), was_completed
         record = {
             "name": recipe.name, "method": recipe.method, "key": key, "recipe_sha256": resolved.sha256,
             "parent": None, **inputs.origin(), "estimate_bytes": estimate(recipe).peak.device_bytes,
@@ -74,19 +65,23 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
 def resume(run: RunFolder) -> dict:
     """Go on with a run from its newest complete checkpoint, under the same id; returns its summary.
 
-    Raises UserError where the run is finished or still running.
+    A run that is completed is left as it is. Raises UserError where it is still running.
     """
-    status = run.status()
-    if status == "completed":
-        return files.read_json(run.path / "summary.json")
-    if status in ("running", "waiting"):
+    if run.status() in ("running", "waiting"):
         raise UserError(
             "the run is still running", where=run.path, found=f"process {run.record()['process']['pid']}",
             expected="a run that is paused, failed or lost", next_command="make runs",
         )  # fmt: skip
-    resolved = _kept_recipe(run)
     with machine(f"training {run.record()['name']}"):
-        return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record())).run()
+        return _go_on(run)
+
+
+def _go_on(run: RunFolder) -> dict:
+    """Train a run to its end, with the machine held; what it is in is looked at only now."""
+    if run.status() == "completed":
+        return files.read_json(run.path / "summary.json")
+    resolved = _kept_recipe(run)
+    return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record())).run()
 
 
 def _kept_recipe(run: RunFolder) -> Resolved:
@@ -102,15 +97,6 @@ def _kept_recipe(run: RunFolder) -> Resolved:
     return resolved
 
 
-def _check_method(recipe: Recipe) -> None:
-    if recipe.method not in TRAINABLE_METHODS:
-        raise UserError(
-            "this method has no trainer in this version; it can be planned with memfit",
-            where="method", found=recipe.method, expected=", ".join(TRAINABLE_METHODS),
-            next_command="make memfit CONFIG=...",
-        )  # fmt: skip
-
-
 def machine(what: str) -> contextlib.AbstractContextManager[None]:
     """Hold the machine, waiting for whoever has it and saying who that is."""
-    return locks.hold(machine_lock(), what, resource="the machine")
+    return locks.hold(locks.machine_lock(), what, resource="the machine")

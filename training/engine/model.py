@@ -29,7 +29,10 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
         attention_dropout=0.0, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(recipe.seeds.train)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=recipe.memory.attention)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=recipe.memory.attention)
+    if recipe.memory.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
 
 
 def check_vocabulary(num_rows: int, tokenizer: Tokenizer) -> None:

@@ -55,10 +55,11 @@ class Trainer(loop.Hooks):
 
     def _train(self) -> dict:
         self._forget_incomplete_steps()
+        process.reset_peak_rss()  # tokenizing, where it came before, is not this run's
         self.device = device.resolve(self.recipe.memory.weights)
         threads = device.use_cores()
         environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
-        rows = rows_of(self.inputs, "train", self.recipe.data.seq_len)
+        rows = rows_of(self.inputs, "train", self.recipe)
         self.model = model.build(self.recipe, self.inputs.tokenizer)
         self.model.to(self.device.torch_device, self.device.dtype)
         self.optimizer = optimizer.build(self.model, self.recipe.optimizer)
@@ -105,7 +106,7 @@ class Trainer(loop.Hooks):
         """The fixed draw of validation rows; it depends on the evaluation seed alone."""
         if not (self.recipe.evaluate.every_steps or self.recipe.evaluate.every_minutes):
             return None
-        rows = rows_of(self.inputs, "validation", self.recipe.data.seq_len)
+        rows = rows_of(self.inputs, "validation", self.recipe)
         count = min(self.recipe.evaluate.records, rows.num_rows)
         drawn = np.random.default_rng(self.recipe.seeds.eval).permutation(rows.num_rows)[:count]
         return rows, np.sort(drawn)

@@ -52,7 +52,7 @@ def evaluate(folder: Path, split: str) -> dict:
 def _measure(folder: Path, resolved: Resolved, inputs: Inputs, split: str) -> Score:
     where = device.resolve(resolved.recipe.memory.weights)
     device.use_cores()
-    rows = rows_of(inputs, split, resolved.recipe.data.seq_len)
+    rows = rows_of(inputs, split, resolved.recipe)
     if rows.num_rows == 0:
         raise UserError("the split is empty", where=inputs.shards, found=split, expected="at least one document")
     measured = model.build(resolved.recipe, inputs.tokenizer)

@@ -11,6 +11,7 @@ Legend: B rows of a batch, T positions of a row, N trained positions, D width, V
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from training.data.tokens import TokenSplit
 from training.objectives.contract import IGNORED_LABEL, Batch, Sums
@@ -23,11 +24,14 @@ class PretrainRows:
         split: the flat tokens; BOS stands at document starts alone (text is encoded without special parsing).
         token_bytes: bytes of text that each token stands for, 0 for specials; shape (V,).
         seq_len: inputs of a row.
+        loss_chunk: trained positions whose logits exist at once; 0 for all of them.
     """
 
-    def __init__(self, split: TokenSplit, token_bytes: np.ndarray, *, seq_len: int, bos_id: int, pad_id: int):
+    def __init__(
+        self, split: TokenSplit, token_bytes: np.ndarray, *, seq_len: int, bos_id: int, pad_id: int, loss_chunk: int = 0
+    ):
         self._split, self._token_bytes = split, torch.from_numpy(token_bytes.astype(np.int64))
-        self._seq_len, self._bos_id, self._pad_id = seq_len, bos_id, pad_id
+        self._seq_len, self._bos_id, self._pad_id, self._loss_chunk = seq_len, bos_id, pad_id, loss_chunk
         self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
 
     def batch(self, rows: np.ndarray) -> Batch:
@@ -61,9 +65,25 @@ class PretrainRows:
         ).last_hidden_state
         trained_BT = batch["labels_BT"] != IGNORED_LABEL
         labels_N = batch["labels_BT"][trained_BT]
-        logits_NV = model.get_output_embeddings()(hidden_BTD[trained_BT])
-        nats = torch.nn.functional.cross_entropy(logits_NV.float(), labels_N, reduction="sum")
+        nats = summed_nats(model.get_output_embeddings(), hidden_BTD[trained_BT], labels_N, self._loss_chunk)
         return Sums(nats, labels_N.numel(), int(self._token_bytes[labels_N.cpu()].sum()))
+
+
+def summed_nats(head: torch.nn.Module, hidden_ND: torch.Tensor, labels_N: torch.Tensor, chunk: int = 0) -> torch.Tensor:
+    """Sum the cross-entropy over trained positions; with `chunk`, logits of that many exist at once.
+
+    A chunk's logits are computed again in the backward pass, so value and gradient are those of the whole.
+    """
+
+    def of(hidden_MD: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(head(hidden_MD).float(), labels_M, reduction="sum")
+
+    if chunk == 0 or len(labels_N) <= chunk:
+        return of(hidden_ND, labels_N)
+    parts = zip(hidden_ND.split(chunk), labels_N.split(chunk), strict=True)
+    return torch.stack(
+        [checkpoint(of, hidden_MD, labels_M, use_reentrant=False) for hidden_MD, labels_M in parts]
+    ).sum()
 
 
 def token_bytes(tokenizer_json: dict, vocab_size: int) -> np.ndarray:

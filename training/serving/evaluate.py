@@ -199,7 +199,7 @@ class _Steps:
 
 def require_idle() -> None:
     """Raise MachineError where a training holds this machine."""
-    who = locks.holder(paths.roots().cache / "locks" / "machine.lock")
+    who = locks.holder(locks.machine_lock())
     if who and who["pid"] != locks.identity()["pid"]:
         raise MachineError(
             "a training is running on this machine",

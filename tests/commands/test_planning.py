@@ -1,0 +1,212 @@
+"""`recipe`, `memfit`, `check` and `doctor` as a person calls them: documents, exit codes, speed, what is not loaded."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.cli import main
+from training.core import files, paths
+from training.core.paths import REPOSITORY
+
+DEMO = "recipes/demo/pretrain-stdlib.yaml"
+REFERENCE = "recipes/reference/pretrain-1b.yaml"
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Call a command in this process; returns (exit code, `--json` document, what people read)."""
+    monkeypatch.chdir(REPOSITORY)
+
+    def call(*arguments: str) -> tuple[int, dict, str]:
+        code = main([*arguments, "--json"])
+        output = capsys.readouterr()
+        return code, json.loads(output.out), output.err
+
+    return call
+
+
+# ---- recipe
+
+
+def test_recipe_lists_every_recipe_and_base(call):
+    code, document, text = call("recipe")
+    assert code == 0
+    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE}
+    assert {one["name"]: one["pinned"] for one in document["bases"]} == {
+        "smollm2-135m-instruct": True,
+        "qwen3-8b": False,
+    }
+    assert DEMO in text and "unpinned" in text
+
+
+def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
+    target = tmp_path / "mine.yaml"
+    assert call("recipe", "copy", "pretrain-stdlib", str(target))[0] == 0
+    assert target.read_bytes() == (REPOSITORY / DEMO).read_bytes()
+    code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
+    assert code == 2 and "there already" in document["error"]["what"]
+    assert call("recipe", "check", str(target), "optimizer.lr=1e-3")[1]["values"]["optimizer"]["lr"] == 1e-3
+    code, document, _ = call("recipe", "check", str(target), "optimizer.lr=fast", "bogus=1")
+    assert code == 2 and len(document["error"]["problems"]) == 2
+    assert call("recipe", "show", "demo/pretrain-stdlib")[1]["text"] == target.read_text()
+    assert "perhaps" in call("recipe", "show", "pretrain-stdlb")[1]["error"]["expected"]
+
+
+def test_recipe_explains_every_key_with_its_origin(call):
+    _, document, text = call("recipe", "explain", DEMO, "optimizer.lr=1e-3")
+    rows = {row["key"]: row for row in document["keys"]}
+    line = next(n for n, text in enumerate((REPOSITORY / DEMO).read_text().splitlines(), 1) if "vocab_size" in text)
+    assert rows["optimizer.lr"]["origin"] == "command line" and rows["optimizer.lr"]["value"] == 1e-3
+    assert rows["model.arch.vocab_size"]["origin"] == f"{DEMO}:{line}"
+    assert rows["optimizer.eps"]["origin"] == "default"
+    assert all(row["description"] for row in rows.values()) and "Peak learning rate." in text
+
+
+def test_the_table_of_keys_is_made_from_the_schema(call):
+    _, document, text = call("recipe", "schema")
+    assert "| `optimizer.lr` | number > 0, <= 10 | 0.0002 | Peak learning rate. |" in text
+    assert (
+        "lora.rank" in text and "Only with method lora or qlora." in text and "data" in document["keys"]["properties"]
+    )
+
+
+# ---- memfit
+
+
+def test_memfit_gives_the_document_of_schema_1(call):
+    code, document, text = call("memfit", "--config", REFERENCE, "--vram", "24GiB")
+    assert code == 0 and document["schema"] == 1 and document["method"] == "formula"
+    assert document["parameters"] == {"total": 1_100_048_384, "trainable": 1_100_048_384}
+    assert sum(document["terms"].values()) == document["peak"]["allocated_bytes"]
+    assert document["peak"]["phase"] in document["instants"] and document["assumptions"]
+    assert (document["fits"], document["verdict"], document["solve"]) == (True, "fits", None)
+    assert document["device"]["usable_bytes"] < document["device"]["total_bytes"] == 24 << 30
+    assert "weights" in text and "█" in text and "e * parameters" in text
+
+
+def test_memfit_ends_with_4_and_advice_where_it_does_not_fit(call):
+    code, document, text = call("memfit", "--config", REFERENCE, "--gpu", "RTX 3070", "data.micro_batch=16")
+    assert code == 4 and document["fits"] is False and document["verdict"] == "no"
+    assert document["advice"][0]["override"] in text and "DOES NOT FIT" in text
+
+
+def test_memfit_without_a_device_is_no_failure(call, monkeypatch):
+    monkeypatch.setattr("training.calculator.devices.gpus", lambda: ())
+    code, document, _ = call("memfit", "--config", REFERENCE)
+    assert (code, document["fits"], document["verdict"], document["device"]) == (0, None, None, None)
+
+
+def test_within_the_margin_is_tight_and_fits(call):
+    needed = call("memfit", "--config", REFERENCE, "--vram", "24GiB")[1]["peak"]["device_bytes"]
+    verdicts = [call("memfit", "--config", REFERENCE, "--vram", str(needed + more))[1]["verdict"] for more in (-1, 1)]
+    assert verdicts == ["no", "tight"]
+
+
+@pytest.mark.parametrize(("variable", "key"), [("batch", "data.micro_batch"), ("seq", "data.seq_len")])
+def test_memfit_solves(call, variable: str, key: str):
+    _, document, _ = call("memfit", "--config", REFERENCE, "--vram", "10GiB", "--solve", variable)
+    value = document["solve"]["value"]
+    assert document["solve"]["variable"] == variable
+    for more, verdicts in ((0, {"fits"}), (1, {"tight", "no"})):
+        again = call("memfit", "--config", REFERENCE, "--vram", "10GiB", f"{key}={value + more}")[1]
+        assert again["verdict"] in verdicts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--gpu", "RTX 9999"], "unknown GPU"),
+        (["--vram", "much"], "not a size"),
+        (["data.micro_batch=0"], "micro_batch"),
+        (["data.seq_len=100000"], "longer than the model's positions"),
+    ],
+)
+def test_memfit_refuses_what_is_wrong(call, arguments: list[str], part: str):
+    code, document, _ = call("memfit", "--config", REFERENCE, *arguments)
+    assert code == 2 and part in json.dumps(document)
+
+
+def test_memfit_answers_within_half_a_second_and_without_torch():
+    code = (
+        "import sys, time; started = time.perf_counter()\n"
+        "from training.cli import main\n"
+        f"main(['memfit', '--config', {DEMO!r}, '--solve', 'batch', '--vram', '10GiB'])\n"
+        "print(time.perf_counter() - started, [n for n in ('torch', 'transformers', 'numpy') if n in sys.modules])"
+    )
+    best = None
+    for _ in range(3):  # the machine may be busy; the best of three is the command's own
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+        seconds, loaded = run.stdout.split(maxsplit=1)
+        assert loaded.strip() == "[]"
+        best = min(best or 9.0, float(seconds))
+    assert best < 0.5
+
+
+# ---- check and doctor
+
+
+def states(document: dict) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in document["checks"]}
+
+
+def make_artifacts(data: Path, vocab_size: int = 4096) -> None:
+    """Complete folders of a data set and a tokenizer, as far as a preflight reads them."""
+    body = {"name": "stdlib", "hash": "a" * 64, "form": "text", "splits": {"train": {}}}
+    files.write_manifest(data / "training" / "datasets" / "stdlib" / ("a" * 12), "dataset", body, [])
+    digest = hashlib.sha256(b"{}").hexdigest()
+    folder = data / "training" / "tokenizers" / "stdlib-4k" / files.short(digest)
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text("{}")
+    body = {"name": "stdlib-4k", "hash": digest, "vocab_size": vocab_size, "add_bos": True, "pre_tokenizer": "x"}
+    files.write_manifest(folder, "tokenizer", body, ["tokenizer.json"])
+
+
+def test_check_passes_where_everything_is_there(call, own_roots: Path):
+    make_artifacts(own_roots)
+    code, document, _ = call("check", "--config", DEMO)
+    assert code == 0 and document["ready"], document
+    assert set(states(document).values()) == {"ok"}
+
+
+def test_check_tells_everything_that_is_wrong_at_once(call, own_roots: Path, monkeypatch):
+    make_artifacts(own_roots, vocab_size=5000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 20, "total": 1 << 30})())
+    code, document, text = call("check", "--config", DEMO, "data.dataset=gone")
+    found = states(document)
+    assert code == 2 and not document["ready"]
+    assert [name for name, state in found.items() if state == "fail"] == ["dataset", "tokenizer", "disk"]
+    assert "5000" in text and "checkpoints" in text
+
+
+def test_check_names_who_holds_the_machine(call, own_roots: Path):
+    from training.core import locks
+
+    make_artifacts(own_roots)
+    with locks.hold(paths.roots().cache / "locks" / "machine.lock", "make train CONFIG=other.yaml"):
+        _, document, text = call("check", "--config", DEMO)
+    assert states(document)["machine"] == "warn" and "make train CONFIG=other.yaml" in text
+
+
+def test_check_refuses_an_unpinned_base_and_an_invalid_recipe(call, tmp_path: Path):
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\nmethod: full\nmodel: {base: qwen3-8b}\nstop: {max_steps: 1}\n")
+    code, document, _ = call("check", "--config", str(path))
+    assert code == 2 and states(document)["training"] == "fail" and states(document)["model"] == "ok"
+    code, document, _ = call("check", "--config", str(path), "optimizer.lr=fast")
+    assert code == 2 and states(document) == {"recipe": "fail"}
+
+
+def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("training.calculator.devices.gpus", lambda: ())
+    started = time.perf_counter()
+    code, document, text = call("doctor")
+    assert code == 0 and time.perf_counter() - started < 2
+    assert document["docker"] is None and document["gpus"] == [] and "does not answer" in text
+    assert document["memory"]["total_bytes"] > 1 << 28 and document["packages"]["torch"].startswith("2.")
+    assert document["llama_cpp"].startswith("b") and document["cpu"]["usable_cores"] >= 1

@@ -1,0 +1,35 @@
+"""What this trainer can train, told before anything heavy is loaded. It imports no torch."""
+
+from training.core.errors import Problems, TrainyardError, UserError
+from training.recipe.load import Resolved
+from training.recipe.rules import training_problems
+
+METHODS = ("pretrain",)
+OPTIMIZERS = ("adamw",)
+
+
+def problems(resolved: Resolved) -> list[TrainyardError]:
+    """Everything that stands between a valid recipe and a run of it here."""
+    recipe = resolved.recipe
+    limits = (
+        ("method", recipe.method, METHODS),
+        ("optimizer.name", recipe.optimizer.name, OPTIMIZERS),
+        ("memory.profile", recipe.memory.profile, ("trainyard",)),
+    )
+    found = [
+        UserError(
+            f"{key}: {value} can be planned with memfit, and not be trained by this version",
+            where=resolved.origins.get(key), found=value, expected=", ".join(known),
+        )
+        for key, value, known in limits
+        if value not in known
+    ]  # fmt: skip
+    return found + training_problems(resolved)
+
+
+def require(resolved: Resolved) -> None:
+    """Raise Problems with all of them, where there are any."""
+    if found := problems(resolved):
+        raise Problems(
+            "the recipe cannot be trained as it is", found, next_command=f"make check CONFIG={resolved.path}"
+        )
