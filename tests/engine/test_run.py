@@ -255,3 +255,19 @@ def test_a_changed_recipe_in_the_run_folder_is_refused(recipe: Path):
     path.write_text(path.read_text().replace("max_steps: 4", "max_steps: 8"))
     run.update(status="paused")
     assert main(["resume", run.id]) == 5
+
+
+def test_checkpointing_and_chunks_change_memory_and_not_the_losses(recipe: Path):
+    _, plain = train(recipe)
+    _, other = train(recipe, "memory.gradient_checkpointing=true", "memory.loss_chunk=16")
+    pairs = zip(losses(plain).values(), losses(other).values(), strict=True)
+    assert all(mine == pytest.approx(theirs, abs=1e-5) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize(
+    "override", ["method=lora", "optimizer.name=adamw8bit", "memory.profile=hf"], ids=lambda text: text.split("=")[0]
+)
+def test_what_the_trainer_does_not_do_is_refused_and_not_passed_over(recipe: Path, override: str, capsys):
+    extra = ["model.base=smollm2-135m-instruct", "model.arch=null"] if override.startswith("method") else []
+    assert main(["train", "--config", str(recipe), override, *extra]) == 2
+    assert "not be trained by this version" in capsys.readouterr().err and all_runs() == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.objectives.contract import IGNORED_LABEL, measure
-from training.objectives.pretrain import PretrainRows, token_bytes
+from training.objectives.pretrain import PretrainRows, summed_nats, token_bytes
 
 BOS, EOS, PAD, VOCAB = 0, 1, 2, 32
 
@@ -92,3 +92,32 @@ def test_a_byte_level_entry_counts_its_bytes_and_a_special_none():
         "model": {"vocab": {"<|bos|>": 0, "a": 1, "Ġthe": 2, "Ã©": 3}},
     }
     assert token_bytes(tokenizer_json, 5).tolist() == [0, 1, 4, 2, 0]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int):
+    torch.manual_seed(0)
+    labels_N = torch.randint(0, VOCAB, (7,))
+    found = []
+    for size in (0, chunk):
+        torch.manual_seed(1)
+        head = torch.nn.Linear(16, VOCAB, bias=False)
+        hidden_ND = torch.randn(7, 16, requires_grad=True)
+        nats = summed_nats(head, hidden_ND, labels_N, size)
+        nats.backward()
+        found.append((nats.detach(), hidden_ND.grad, head.weight.grad))
+    for whole, chunked in zip(*found, strict=True):
+        assert torch.allclose(whole, chunked, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_keep_fewer_logits_alive():
+    """Nothing of a chunk's logits is saved for the backward pass: only its inputs are."""
+    head, hidden_ND = torch.nn.Linear(16, VOCAB), torch.randn(64, 16, requires_grad=True)
+    labels_N = torch.zeros(64, dtype=torch.long)
+    saved: dict[int, int] = {}
+    for chunk in (0, 8):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+            summed_nats(head, hidden_ND, labels_N, chunk)
+        saved[chunk] = max(sizes)
+    assert saved[0] >= 64 * VOCAB > saved[8]

@@ -5,6 +5,7 @@ The moment is the kernel's own, in clock ticks since the boot it names, so that 
 """
 
 import contextlib
+import ctypes
 import os
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,9 @@ def is_running(who: dict | None) -> bool:
 
 
 def reset_peak_rss() -> None:
-    """Begin to count the peak of resident memory anew; where the kernel does not allow it the old peak stays."""
-    with contextlib.suppress(OSError):
+    """Give freed memory back and count the peak of resident memory anew; where that cannot be, the old peak stays."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
 
 

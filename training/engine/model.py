@@ -31,7 +31,7 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
     torch.manual_seed(recipe.seeds.train)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=recipe.memory.attention)
     if recipe.memory.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
