@@ -89,15 +89,10 @@ class Recorder(loop.Hooks):
         return self.step == self.stop_after
 
 
-def plan_of(recipe, num_rows: int) -> tuple[Plan, str]:
-    steps, by = loop.planned_steps(recipe, num_rows)
-    return Plan(recipe.schedule.kind, recipe.optimizer.lr, recipe.schedule.warmup.steps(steps), steps, 0.0), by
-
-
 def train(recipe, rows: Words, model=None, hooks=None, state=None, opt=None, validation=None):
     model = model or tiny_model()
     opt = opt or optimizer.build(model, recipe.optimizer)
-    state = state or checkpoint.TrainState(*plan_of(recipe, rows.num_rows))
+    state = state or checkpoint.TrainState(*loop.first_plan(recipe, rows.num_rows))
     hooks = hooks or Recorder()
     reason = loop.Loop(recipe, model, opt, rows, validation, hooks).run(state)
     return model, opt, state, hooks, reason
@@ -230,11 +225,31 @@ def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch
         return slow(model, batch)
 
     rows.loss = one_second
-    recipe = recipe_of(stop={"max_steps": 1000, "max_hours": 60 / 3600}, schedule={"kind": "cosine"})
+    recipe = recipe_of(
+        stop={"max_steps": 1000, "max_hours": 60 / 3600}, schedule={"kind": "cosine", "min_lr_ratio": 0.1}
+    )
     _, _, state, hooks, reason = train(recipe, rows)
     assert reason == "hours" and state.step == 60
     assert [event for event, *_ in hooks.events] == ["plan"]
-    assert hooks.rates[-1] == pytest.approx(0, abs=1e-9) and hooks.rates[0] > 9e-3
+    assert hooks.rates[-1] == pytest.approx(1e-3) and hooks.rates[0] > 9e-3
+
+
+def test_a_budget_in_hours_alone_is_planned_once_the_speed_is_known(monkeypatch: pytest.MonkeyPatch):
+    """A warm-up of 10 % is 6 of the 60 steps that the clock allows, and not a share of a number nobody set."""
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    rows = random_rows(10)
+    slow = rows.loss
+
+    def one_second(model, batch):
+        now[0] += 1.0
+        return slow(model, batch)
+
+    rows.loss = one_second
+    limits = {"max_steps": None, "max_hours": 60 / 3600}
+    _, _, state, hooks, reason = train(recipe_of(stop=limits, schedule={"kind": "cosine", "warmup": "10%"}), rows)
+    assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 60, 6, 60)
+    assert hooks.rates[9] > 0 and max(hooks.rates) > 9e-3
 
 
 def test_the_score_of_the_trial_batches():

@@ -17,6 +17,7 @@ from training.core.errors import RunError
 from training.engine import stop
 from training.engine.checkpoint import TrainState
 from training.engine.optimizer import set_rate
+from training.engine.schedule import Plan
 from training.objectives.contract import Batch, Objective, Score, measure
 from training.recipe.model import Recipe
 
@@ -24,6 +25,7 @@ _logger = logging.getLogger(__name__)
 SPEED_STEPS = 10
 """Steps after which the speed is known and a budget in hours becomes a number of steps."""
 MAX_SKIPPED_IN_A_ROW = 5
+UNLIMITED_STEPS = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,21 @@ def planned_steps(recipe: Recipe, num_rows: int) -> tuple[int, str]:
         limits.append((recipe.stop.max_steps, "steps"))
     if recipe.stop.max_epochs is not None:
         limits.append((math.ceil(recipe.stop.max_epochs * per_epoch), "epochs"))
-    return min(limits) if limits else (10**12, "steps")
+    return min(limits) if limits else (UNLIMITED_STEPS, "hours")
+
+
+def first_plan(recipe: Recipe, num_rows: int) -> tuple[Plan, str]:
+    """The learning-rate plan before the speed is known, and what limits it: `steps`, `epochs` or `hours`."""
+    steps, planned_by = planned_steps(recipe, num_rows)
+    # Without a limit in steps the warm-up's share is taken of a guess, until the speed is known.
+    whole = 100 * SPEED_STEPS if steps == UNLIMITED_STEPS else steps
+    return plan(recipe, steps, recipe.schedule.warmup.steps(whole)), planned_by
+
+
+def plan(recipe: Recipe, total_steps: int, warmup_steps: int) -> Plan:
+    """A plan of the recipe's schedule over this many steps."""
+    schedule = recipe.schedule
+    return Plan(schedule.kind, recipe.optimizer.lr, warmup_steps, total_steps, schedule.min_lr_ratio)
 
 
 class Loop:
@@ -172,7 +188,8 @@ class Loop:
         left = self.recipe.stop.max_hours * 3600 - state.trained_seconds
         reachable = state.step + max(1, int(left / (seconds_per_step + self._overhead_seconds)))
         if reachable < state.plan.total_steps:
-            state.plan, state.planned_by = state.plan.shortened(state.step, reachable), "hours"
+            state.plan = plan(self.recipe, reachable, self.recipe.schedule.warmup.steps(reachable))
+            state.planned_by = "hours"
             self.hooks.on_event("plan", state, total_steps=reachable, seconds_per_step=round(seconds_per_step, 4))
 
     def _first_time(self, state: TrainState) -> None:

@@ -28,11 +28,3 @@ class Plan:
         progress = min(1.0, (step - self.warmup_steps) / span)
         fall = 0.5 * (1 + math.cos(math.pi * progress)) if self.kind == "cosine" else 1 - progress
         return self.peak * (self.min_ratio + (1 - self.min_ratio) * fall)
-
-    def shortened(self, step: int, total_steps: int) -> "Plan":
-        """The plan when the clock allows only `total_steps`: it decays over the steps that are left.
-
-        The warm-up keeps its length unless the whole plan has become shorter; called once, early in the run.
-        """
-        warmup = min(self.warmup_steps, max(1, total_steps // 2)) if step < self.warmup_steps else self.warmup_steps
-        return dataclasses.replace(self, warmup_steps=warmup, total_steps=total_steps)

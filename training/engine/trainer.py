@@ -18,7 +18,6 @@ from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
 from training.engine import checkpoint, device, environment, loop, model, optimizer
 from training.engine.inputs import Inputs, rows_of
-from training.engine.schedule import Plan
 from training.objectives.contract import Score
 from training.objectives.pretrain import PretrainRows
 from training.recipe.load import Resolved
@@ -65,7 +64,7 @@ class Trainer(loop.Hooks):
         self.optimizer = optimizer.build(self.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
         training = loop.Loop(self.recipe, self.model, self.optimizer, rows, self._validation_rows(), self)
-        with Progress("train", state.plan.total_steps, "step", line_every_seconds=0, done=state.step) as self.progress:
+        with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
             reason = training.run(state)
         if reason == "interrupted":
             raise KeyboardInterrupt(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
@@ -83,11 +82,8 @@ class Trainer(loop.Hooks):
                     _remove_step(self.folder.step_folder(step))
             return state
         self._require_nothing_trained()
-        steps, planned_by = loop.planned_steps(self.recipe, num_rows)
-        schedule = self.recipe.schedule
-        warmup = schedule.warmup.steps(steps)
-        plan = Plan(schedule.kind, self.recipe.optimizer.lr, warmup, steps, schedule.min_lr_ratio)
-        self.events.write("start", 0, total_steps=steps, rows=num_rows)
+        plan, planned_by = loop.first_plan(self.recipe, num_rows)
+        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows)
         return checkpoint.TrainState(plan, planned_by)
 
     def _require_nothing_trained(self) -> None:
@@ -137,7 +133,7 @@ class Trainer(loop.Hooks):
             f"loss {result.score.loss_nats:.3f} nats  {result.score.bits_per_byte:.3f} bits/byte  "
             f"{speed:,.0f} tokens/s  {format_bytes(peak)}"
         )
-        self.progress.total = state.plan.total_steps
+        self.progress.total = _shown(state)
         self.progress.advance(1, note)
 
     def on_validation(self, state: checkpoint.TrainState, score: Score, is_best: bool) -> None:
@@ -217,6 +213,11 @@ class Trainer(loop.Hooks):
             format_count(state.trained_tokens), state.step,
         )  # fmt: skip
         return summary
+
+
+def _shown(state: checkpoint.TrainState) -> int | None:
+    """The steps that a bar counts to; None while only the clock will tell."""
+    return None if state.plan.total_steps == loop.UNLIMITED_STEPS else state.plan.total_steps
 
 
 def _remove_step(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from training.core import files
-from training.core.errors import UserError
+from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
 from training.data import tokens
 from training.engine import checkpoint, device, model
@@ -17,6 +17,7 @@ from training.engine.inputs import Inputs, resolve_inputs, rows_of
 from training.evaluation import unigram
 from training.objectives.contract import Score, measure
 from training.recipe.load import Resolved
+from training.runs.folder import RUN_FILE
 
 MICRO_BATCH = 8
 
@@ -36,17 +37,34 @@ def evaluate(folder: Path, split: str) -> dict:
         "split": split,
         "seq_len": resolved.recipe.data.seq_len,
     }
-    kept = folder.parents[1] / "eval" / f"{folder.name}-{split}.json"
-    if kept.exists():
-        record = files.read_json(kept)
-        if record.get("identity") == identity:
-            return record | {"reused": True}
-    score = _measure(folder, resolved, inputs, split)
-    base = _unigram(inputs, split)
-    record = {"schema": 1, "step": manifest["step"], "identity": identity, "score": score.to_json()}
-    record |= {"unigram": base.to_json()}
-    files.write_json(kept, record)
+    kept = _place(folder, split)
+    if kept and (record := _read_kept(kept, identity)):
+        return record | {"reused": True}
+    record = {
+        "schema": 1,
+        "step": manifest["step"],
+        "identity": identity,
+        "score": _measure(folder, resolved, inputs, split).to_json(),
+        "unigram": _unigram(inputs, split).to_json(),
+    }
+    if kept:
+        files.write_json(kept, record)
     return record | {"reused": False}
+
+
+def _place(folder: Path, split: str) -> Path | None:
+    """Where the record of a run's checkpoint is kept; None for a checkpoint outside a run."""
+    run = folder.absolute().parents[1]
+    return run / "eval" / f"{folder.name}-{split}.json" if (run / RUN_FILE).is_file() else None
+
+
+def _read_kept(path: Path, identity: dict) -> dict | None:
+    """The kept record where it is of the same identity and undamaged."""
+    try:
+        record = files.read_json(path)
+    except IntegrityError:
+        return None
+    return record if record.get("identity") == identity else None
 
 
 def _measure(folder: Path, resolved: Resolved, inputs: Inputs, split: str) -> Score:
