@@ -1,7 +1,6 @@
 """`doctor`: what this machine has. Whatever is absent is told, and is no error."""
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -9,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.core import paths
+from training.core import paths, version
 from training.core.report import Report
 from training.core.units import format_bytes
 
 SUMMARY = "tell what this machine has: CPU, memory, disk, GPU, engine, versions"
 EXAMPLE = "make doctor"
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "bitsandbytes", "gguf", "xllamacpp", "numpy")
 _ASK_SECONDS = 0.7
 
 
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         "compose": _ask("docker", "compose", "version", "--short"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": version.packages(),
         "llama_cpp": _pin(),
     }
     _fill(report, document)
@@ -68,8 +66,8 @@ def _fill(report: Report, document: dict) -> None:
         + " runtime",
     )
     report.add("python", f"{document['python']}, {document['platform']}")
-    missing = [name for name, version in document["packages"].items() if version is None]
-    report.add("packages", ", ".join(f"{name} {version}" for name, version in document["packages"].items() if version))
+    missing = [name for name, found in document["packages"].items() if found is None]
+    report.add("packages", ", ".join(f"{name} {found}" for name, found in document["packages"].items() if found))
     if missing:
         report.add("missing", f"{', '.join(missing)}; next: make setup")
     report.add("llama.cpp", document["llama_cpp"])
@@ -100,13 +98,6 @@ def _ask(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.strip() or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _pin() -> str:

@@ -1,5 +1,6 @@
-"""The tool's version and commit, as manifests and reports record them."""
+"""Versions, as manifests and reports record them: the tool's with its commit, and the packages' that it stands on."""
 
+import importlib.metadata
 import subprocess
 from functools import cache
 
@@ -16,3 +17,21 @@ def tool() -> dict:
     except (OSError, subprocess.SubprocessError):
         commit = None
     return {"version": __version__, "commit": commit}
+
+
+PACKAGES = (
+    "torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "gguf", "xllamacpp", "numpy",
+    "nvidia-ml-py", "docker",
+)  # fmt: skip
+
+
+def packages() -> dict[str, str | None]:
+    """The installed version of each package, None where it is missing. Imports none of them."""
+    return {name: _version_of(name) for name in PACKAGES}
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,22 +1,13 @@
 """`environment.json`: the machine and the libraries a run had. It is never a reason for a run to fail."""
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
 
 from training.core import files, paths, version
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "bitsandbytes", "gguf", "xllamacpp")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 _SETTINGS = ("OMP_", "MKL_", "CUDA_", "PYTORCH_", "TORCH_", "HF_", "OPENBLAS_", "NVIDIA_", "TRAINYARD_", "DATA_ROOT")
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def record() -> dict:
@@ -32,7 +23,7 @@ def record() -> dict:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)),
-        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "packages": version.packages(),
         "settings": settings,
     }
 
