@@ -12,11 +12,12 @@ from tests.conftest import REAL_CACHE
 from tests.engine.conftest import make_records
 from training.cli import COMMANDS
 from training.core.paths import REPOSITORY
+from training.llamacpp.server import free_port
 
 PAGES = sorted(
     [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "recipes").rglob("*.md")]
 )
-SHORT_DEMO = ["stop.max_steps=12", "evaluate.every_steps=6", "evaluate.records=4"]
+SHORT_DEMO = ["--port {port}", "stop.max_steps=12", "evaluate.every_steps=6", "evaluate.records=4"]
 NOT_AGAIN = ("make test", "git clone", "cd ")
 """Shown in a document and not run here: the test command would run itself."""
 
@@ -93,12 +94,18 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (root / "cache").mkdir()
     if (REAL_CACHE / "llama.cpp").exists():
         (root / "cache" / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")
-    return {"WORK": str(work), "DATA_ROOT": str(root / "data"), "TRAINYARD_CACHE": str(root / "cache")}
+    port = str(free_port())
+    return {
+        "WORK": str(work),
+        "DATA_ROOT": str(root / "data"),
+        "TRAINYARD_CACHE": str(root / "cache"),
+        "TRAINYARD_PORT": port,
+    }
 
 
 def run(command: str, workplace: dict[str, str]) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    environment |= {name: workplace[name] for name in ("DATA_ROOT", "TRAINYARD_CACHE")}
+    environment |= {name: workplace[name] for name in ("DATA_ROOT", "TRAINYARD_CACHE", "TRAINYARD_PORT")}
     return subprocess.run(
         ["bash", "-c", command], cwd=workplace["WORK"], env=environment, capture_output=True, text=True, timeout=900
     )
@@ -111,6 +118,6 @@ def test_every_command_that_a_page_shows_runs(page: Path, workplace: dict[str, s
     shown = [command for command in commands(page) if not command.startswith(NOT_AGAIN)]
     for command in shown:
         if command.startswith("make demo"):
-            command = f"make demo ARGS='{' '.join(SHORT_DEMO)}'"
+            command = f"make demo ARGS='{' '.join(SHORT_DEMO)}'".format(port=free_port())
         done = run(command, workplace)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"

@@ -29,7 +29,7 @@ def measured_bytes(recipe: Recipe) -> int:
     config = AutoConfig.for_model(family, **arch, use_cache=False)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=recipe.memory.attention).train()
     if recipe.memory.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(
         model.parameters(), fused=recipe.optimizer.impl == "fused", foreach=recipe.optimizer.impl == "foreach"
     )

@@ -30,7 +30,7 @@ def one_b(recipe, monkeypatch):
     return plan
 
 
-def test_the_terms_of_the_demo_by_hand(recipe):
+def test_the_terms_of_a_small_model_by_hand(recipe):
     """4.2 M parameters in float32, 2 x 512 tokens: each term written out."""
     terms = {term.name: term.num_bytes for term in estimate(recipe(), on_cpu=True).ranking[0].terms}
     per_layer = 2 * 256 * 12 + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4

@@ -14,13 +14,14 @@ import pytest
 
 from tests.conftest import REAL_CACHE
 from training.core import paths
+from training.llamacpp.server import free_port
 from training.rounds.steps import StepFailed, run_step
 
 SHORT = ["stop.max_steps=12", "evaluate.every_steps=6", "evaluate.records=4"]
 
 
-def demo(*arguments: str, port: int = 18497) -> subprocess.Popen:
-    command = [sys.executable, "-m", "training", "demo", *SHORT, "--port", str(port), "--json", *arguments]
+def demo(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "training", "demo", *SHORT, "--port", str(free_port()), "--json", *arguments]
     return subprocess.Popen(
         command, cwd=paths.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

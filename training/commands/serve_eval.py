@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-serving", action="store_true", help="leave the new model in service where it passes")
     parser.add_argument("--smoke", type=Path, metavar="FILE", help="smoke prompts (default: recipes/smoke.yaml)")
     parser.add_argument("--service", metavar="NAME", help="the service's name (default: llama-local)")
-    parser.add_argument("--port", type=int, help="the port (default: the running service's, else 18080)")
+    parser.add_argument(
+        "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
+    )
     parser.add_argument(
         "--budget-seconds", type=float, default=180.0, metavar="S", help="how long to wait for health (default: 180)"
     )

@@ -11,7 +11,9 @@ EXAMPLE = "make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF under $DATA_ROOT/models, or its /app/models/... name")
     parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
-    parser.add_argument("--port", type=int, help="the port (default: the running service's, else 18080)")
+    parser.add_argument(
+        "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
+    )
     parser.add_argument("--ctx-size", type=int, metavar="TOKENS", help="default: the model's own, at most 4096")
     parser.add_argument("--dry-run", action="store_true", help="check and say what would be done, and do nothing")
 

@@ -3,7 +3,7 @@
 from training.core import locks
 from training.serving import swap
 from training.serving.model import check, resolve
-from training.serving.service import DEFAULT_PORT, HEALTH_BUDGET_SECONDS, Service, open_service
+from training.serving.service import HEALTH_BUDGET_SECONDS, Service, default_port, open_service
 from training.serving.signals import Deferred
 
 
@@ -31,7 +31,7 @@ def start(
         with signals.interruptible():
             previous = room.state(budget_seconds=budget_seconds, on_wait=swap.waiting("the service", budget_seconds))
             old = previous["record"] or {}
-            record = room.new_record(checked, port=port or old.get("port") or DEFAULT_PORT, ctx_size=ctx_size)
+            record = room.new_record(checked, port=port or old.get("port") or default_port(), ctx_size=ctx_size)
             same = all(old.get(part) == record[part] for part in ("model", "sha256", "file", "port", "arguments"))
             reused = previous["healthy"] and same
             if not reused:

@@ -15,7 +15,7 @@ from training.core.errors import IntegrityError, MachineError, RunError, Trainya
 from training.llamacpp.client import Client
 from training.serving import checks, control, prompts, report, swap
 from training.serving.model import ModelFile, check, resolve, signature
-from training.serving.service import DEFAULT_NAME, DEFAULT_PORT, HEALTH_BUDGET_SECONDS, Service, open_service
+from training.serving.service import DEFAULT_NAME, HEALTH_BUDGET_SECONDS, Service, default_port, open_service
 from training.serving.signals import Deferred
 
 REPORTS = paths.REPOSITORY / "logs" / "eval"
@@ -143,7 +143,7 @@ class _Steps:
             on_wait = swap.waiting("the model in service", budget_seconds)
             previous = service.state(budget_seconds=budget_seconds, on_wait=on_wait)
             old = previous["record"] or {}
-            port = self.request.port or old.get("port") or DEFAULT_PORT
+            port = self.request.port or old.get("port") or default_port()
             planned = swap.Swap(previous, service.new_record(self.model, port=port))
             swap.require_swappable(service, previous, planned.record)
         self.document["previous"] = report.state_part(previous)

@@ -21,7 +21,6 @@ from training.serving.model import ModelFile, hash_with_bar, signature
 from training.serving.runtime import OnWait, Runtime
 
 DEFAULT_NAME = "llama-local"
-DEFAULT_PORT = 18080
 DEFAULT_CTX_SIZE = 4096
 HEALTH_BUDGET_SECONDS = 180.0
 _LOCK_WAIT_SECONDS = 600.0
@@ -123,6 +122,14 @@ class Service:
         except TrainyardError:
             return {"running": True, "healthy": False, "record": record, "loaded": None}
         return {"running": True, "healthy": True, "record": record, "loaded": loaded}
+
+
+def default_port() -> int:
+    """The port of a service that has none yet: the setting TRAINYARD_PORT, else 18080. Raises UserError."""
+    text = paths.setting("TRAINYARD_PORT", "18080")
+    if not (text.isdigit() and 0 < int(text) < 65536):
+        raise UserError("not a port", where="TRAINYARD_PORT", found=text, expected="a number from 1 to 65535")
+    return int(text)
 
 
 def open_service(name: str = DEFAULT_NAME, runtime: Runtime | None = None) -> Service:
