@@ -71,14 +71,14 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     names = {name for group in COMMANDS.values() for name in group}
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_overview())
+        _print(_overview())
         return 0
     if argv[0] not in names:
         import difflib
 
         near = difflib.get_close_matches(argv[0], names, 1)
-        print(f"unknown command {argv[0]!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
-        print("  next     python -m training --help", file=sys.stderr)
+        log.say(f"unknown command {argv[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        log.say("  next     python -m training --help")
         return 2
     log.configure()
     return _dispatch(argv)
@@ -104,10 +104,18 @@ def _dispatch(argv: list[str]) -> int:
         report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
         report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
         document = {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
-    if "--json" in argv:
-        print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     report.publish()
+    if "--json" in argv:
+        _print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     return report.exit_code
+
+
+def _print(text: str) -> None:
+    """Print on stdout; where its reader has gone, Python must not complain about that at exit either."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _raise_terminated(*_: object) -> None:

@@ -2,11 +2,11 @@
 
 import argparse
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from training.core.errors import Problems, TrainyardError
+from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         rows, exit_code = _rows(resolved)
     for what, state, why in rows:
         report.add(what, f"{state}: {why}")
-        print(f"{state:<5} {what:<11} {why}", file=sys.stderr)
+        say(f"{state:<5} {what:<11} {why}")
     if exit_code:
         report.fail("NOT READY", exit_code)
     else:

@@ -5,10 +5,10 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from training.core import paths, version
+from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes
 
@@ -71,7 +71,7 @@ def _fill(report: Report, document: dict) -> None:
     if missing:
         report.add("missing", f"{', '.join(missing)}; next: make setup")
     report.add("llama.cpp", document["llama_cpp"])
-    print("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()), file=sys.stderr)
+    say("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()))
 
 
 def _cpu_model() -> str:

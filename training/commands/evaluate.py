@@ -1,8 +1,8 @@
 """`evaluate`: what checkpoints score on a split."""
 
 import argparse
-import sys
 
+from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "bits per byte of one or more checkpoints on a split"
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         score = record["score"]
         text = f"{score['bits_per_byte']:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
         report.add(folder.name, text + (" (measured before)" if record["reused"] else ""))
-        print(f"{folder.name}: {text}", file=sys.stderr)
+        say(f"{folder.name}: {text}")
     score = records[-1]["score"]
     report.add("unigram", f"{records[-1]['unigram']['bits_per_byte']:.4f} bits/byte, the train split's token shares")
     report.add("measured on", f"{args.split}: {score['num_tokens']:,} tokens, {score['num_bytes']:,} bytes")

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
+from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "list, show, copy, check or explain recipes"
@@ -38,10 +38,10 @@ def _list(args: argparse.Namespace, report: Report) -> dict:
 
     entries, known = list(catalogue.entries()), bases.load()
     for entry in entries:
-        print(f"{entry.shown:<40} {entry.summary}", file=sys.stderr)
+        say(f"{entry.shown:<40} {entry.summary}")
     for base in known.values():
         state = f"pinned at {base.revision}" if base.pinned else "unpinned: for planning only"
-        print(f"base {base.name:<35} {base.source}, {base.licence}, {state}", file=sys.stderr)
+        say(f"base {base.name:<35} {base.source}, {base.licence}, {state}")
     report.add("recipes", len(entries))
     report.add("bases", f"{len(known)}, {sum(base.pinned for base in known.values())} pinned")
     report.add("next", f"make memfit CONFIG={entries[0].shown}")
@@ -56,7 +56,7 @@ def _show(args: argparse.Namespace, report: Report) -> dict:
 
     entry = catalogue.find(args.name)
     text = entry.path.read_text()
-    print(text, file=sys.stderr)
+    say(text)
     report.add("recipe", entry.shown)
     report.add("next", f"make memfit CONFIG={entry.shown}")
     return {"path": entry.shown, "text": text}
@@ -90,7 +90,7 @@ def _explain(args: argparse.Namespace, report: Report) -> dict:
     rows = list(explain.rows(resolved))
     for row in rows:
         value = json.dumps(row["value"], ensure_ascii=False)
-        print(f"{row['key']} = {value}  [{row['origin']}]\n    {row['description']}", file=sys.stderr)
+        say(f"{row['key']} = {value}  [{row['origin']}]\n    {row['description']}")
     report.add("recipe", f"{resolved.recipe.name}, sha256 {short(resolved.sha256)}")
     for kind, name in (("file", "from files"), ("command line", "command line"), ("default", "defaults")):
         report.add(name, sum(origin.kind == kind for origin in resolved.origins.values()))
@@ -101,6 +101,6 @@ def _schema(args: argparse.Namespace, report: Report) -> dict:
     from training.recipe import explain
     from training.recipe.schema import leaves, recipe_schema
 
-    print(explain.table(), file=sys.stderr)
+    say(explain.table())
     report.add("keys", sum(1 for _ in leaves(recipe_schema())))
     return {"keys": recipe_schema()}

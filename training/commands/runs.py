@@ -1,8 +1,8 @@
 """`runs`: which runs there are, and how one went."""
 
 import argparse
-import sys
 
+from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "list the runs, or show one with its loss curve"
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         return document
     rows = [_describe(folder) for folder in all_runs()]
     for row in rows:
-        print(f"{row['id']:<44} {row['status']:<10} {row['steps']:>7}  {row['curve']}", file=sys.stderr)
+        say(f"{row['id']:<44} {row['status']:<10} {row['steps']:>7}  {row['curve']}")
     report.add("runs", len(rows))
     report.add("next", f"make runs RUN={rows[0]['id']}" if rows else "make train CONFIG=...")
     return {"schema": 1, "runs": rows}

@@ -1,8 +1,8 @@
 """`verify`: the chain of hashes from a GGUF, a checkpoint or a dataset back to the data."""
 
 import argparse
-import sys
 
+from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "walk the hashes of a model back to its data, and name the first broken link"
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     for link in chain.walk(args.model):
         links.append(link)
         report.add(link.name, f"{link.state:<7} {link.detail}")
-        print(f"{link.name}: {link.state}", file=sys.stderr)
+        say(f"{link.name}: {link.state}")
     first = {
         state: next((link.name for link in links if link.state == state), None)
         for state in (chain.BROKEN, chain.ABSENT)

@@ -1,7 +1,17 @@
-"""Logging: one logger a module under `training`, plain lines on stderr, warnings of libraries kept out of the way."""
+"""What is said to people: one logger a module under `training`, plain lines on stderr.
 
+A terminal or pipe that has gone must not end the work: `say` never raises for it.
+"""
+
+import contextlib
 import logging
 import sys
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, at once; where nobody listens any more, do nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def configure(*, verbose: bool = False) -> None:
@@ -18,4 +28,4 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        print(f"{prefix}{record.getMessage()}", file=sys.stderr, flush=True)
+        say(f"{prefix}{record.getMessage()}")

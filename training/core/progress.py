@@ -5,6 +5,8 @@ import time
 
 from tqdm import tqdm
 
+from training.core.log import say
+
 
 class Progress:
     """Progress of one piece of work, used as a context manager.
@@ -47,14 +49,14 @@ class Progress:
             self._bar.update(count)
         elif time.monotonic() - self._last_line >= self.line_every_seconds:
             self._last_line = time.monotonic()
-            print(self.line(), file=sys.stderr, flush=True)
+            say(self.line())
 
     def write(self, text: str) -> None:
         """Print a line above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def line(self) -> str:
         """The state as one plain line."""

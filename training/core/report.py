@@ -6,10 +6,10 @@ It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and
 import datetime
 import os
 import shlex
-import sys
 from pathlib import Path
 
 from training.core import files, paths, version
+from training.core.log import say
 
 _OPENING = "--- trainyard report: paste this back ---"
 _CLOSING = "--- end of report ---"
@@ -65,8 +65,8 @@ class Report:
 
     def publish(self, folder: Path = paths.REPOSITORY / "logs" / "reports") -> None:
         """Print the block on stderr and keep it as JSON; a folder that cannot be written is said, not raised."""
-        print(self.text(), file=sys.stderr, flush=True)
+        say(self.text())
         try:
             files.write_json(folder / f"{utc_stamp()}-{self.name}-{os.getpid()}.json", self.to_json())
         except Exception as error:
-            print(f"warning: the report was not kept: {error}", file=sys.stderr)
+            say(f"warning: the report was not kept: {error}")

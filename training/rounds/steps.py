@@ -14,6 +14,7 @@ import sys
 import time
 
 from training.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from training.core.log import say
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,7 +41,7 @@ def _die_with_parent() -> None:
 def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     """Run one command with `--json`; returns its document and its seconds. Raises StepFailed or KeyboardInterrupt."""
     command = [sys.executable, "-m", "training", *arguments, "--json"]
-    print(f"\n=== {title}\n    $ {shlex.join(['python', '-m', 'training', *arguments])}", file=sys.stderr, flush=True)
+    say(f"\n=== {title}\n    $ {shlex.join(['python', '-m', 'training', *arguments])}")
     started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS")}
     # A process group of its own: a Ctrl-C at the terminal reaches the child once, through us.

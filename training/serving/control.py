@@ -1,6 +1,7 @@
 """Start, stop, look at and put back a service: what the commands besides the evaluation do with it."""
 
 from training.core import locks
+from training.core.log import say
 from training.serving import swap
 from training.serving.model import check, resolve
 from training.serving.service import HEALTH_BUDGET_SECONDS, Service, default_port, open_service
@@ -90,5 +91,5 @@ def finish(room: Service) -> dict | None:
     """Finish an unfinished swap's restore, if there is one; the service's lock is held by the caller."""
     if room.journal() is None:
         return None
-    swap.say("a swap before this one is unfinished; its restore comes first")
+    say("a swap before this one is unfinished; its restore comes first")
     return swap.restore(room)

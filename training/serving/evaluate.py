@@ -12,6 +12,7 @@ from pathlib import Path
 
 from training.core import files, locks, paths
 from training.core.errors import IntegrityError, MachineError, RunError, TrainyardError, UserError
+from training.core.log import say
 from training.llamacpp.client import Client
 from training.serving import checks, control, prompts, report, swap
 from training.serving.model import ModelFile, check, resolve, signature
@@ -182,7 +183,7 @@ class _Steps:
     def _smoke(self, client: Client) -> None:
         counts = {entry["name"]: entry["num_tokens"] for entry in self.document["prompt_ids"]["prompts"]}
         for prompt in self.asked:
-            swap.say(f"smoke prompt {prompt.name}, limit {prompt.time_limit_seconds:g} s")
+            say(f"smoke prompt {prompt.name}, limit {prompt.time_limit_seconds:g} s")
             result = prompts.ask(client, prompt)
             self.document["smoke"].append(result)
             if result["passed"] and result["prompt_tokens"] != counts[prompt.name]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from training.core import files, paths, version
 from training.core.errors import INTERRUPTED_EXIT_CODE, Terminated, TrainyardError
+from training.core.log import say
 from training.core.report import utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import GREEDY
-from training.serving.swap import Swap, say
+from training.serving.swap import Swap
 
 _TEXT_WIDTH = 48
 

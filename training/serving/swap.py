@@ -6,8 +6,6 @@ by token every start that the swap may make, so whoever reads it after a crash c
 down. `restore` can be cut off at any point and begun again. The service's lock is held throughout.
 """
 
-import contextlib
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 
 from training.core import files
 from training.core.errors import IntegrityError, RestoreError, TrainyardError
+from training.core.log import say
 from training.core.paths import for_people
 from training.core.process import identity
 from training.core.units import format_seconds
@@ -23,16 +22,9 @@ from training.serving.runtime import OnWait
 from training.serving.service import HEALTH_BUDGET_SECONDS, Service, require_same_file, service_command
 from training.serving.signals import Deferred
 
-_logger = logging.getLogger(__name__)
 _SAY_EVERY_SECONDS = 5.0
 _RESTORE_ATTEMPTS = 2
 _PROOF = ("path", "parameters", "size_bytes", "vocab_size")
-
-
-def say(text: str) -> None:
-    """Tell the person; a terminal that has gone must not stop a restore."""
-    with contextlib.suppress(OSError):
-        _logger.info("%s", text)
 
 
 def waiting(label: str, budget_seconds: float) -> OnWait:
