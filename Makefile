@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
 
-LOCK ?= cpu
+LOCK ?= $(or $(shell cat .venv/lock-name 2>/dev/null),cpu)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TRAINYARD = .venv/bin/python -m training
 
@@ -27,7 +27,7 @@ venv:
 	 echo "setting up .venv from docker/$(LOCK).lock (about a minute, 1.5 GB for cpu)" >&2; \
 	 rm -rf .venv && "$(PYTHON)" -m venv .venv \
 	 && .venv/bin/pip install -qq --disable-pip-version-check --require-hashes -r docker/$(LOCK).lock >&2 \
-	 && cp docker/$(LOCK).lock .venv/installed.lock \
+	 && echo $(LOCK) > .venv/lock-name && cp docker/$(LOCK).lock .venv/installed.lock \
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
 test: setup ## Run all tests (ARGS="-m 'not slow'" for the quick ones)

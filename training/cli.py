@@ -5,6 +5,7 @@ A command is a module of `training.commands` with `SUMMARY`, `EXAMPLE`, `add_arg
 """
 
 import argparse
+import difflib
 import importlib
 import json
 import os
@@ -15,7 +16,14 @@ from types import ModuleType
 from typing import NoReturn
 
 from training.core import log
-from training.core.errors import INTERRUPTED_EXIT_CODE, UNEXPECTED_EXIT_CODE, Terminated, TrainyardError, UserError
+from training.core.errors import (
+    INTERRUPTED_EXIT_CODE,
+    UNEXPECTED_EXIT_CODE,
+    Terminated,
+    TrainyardError,
+    UserError,
+    translated,
+)
 from training.core.report import Report
 
 COMMANDS = {
@@ -69,17 +77,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    names = {name for group in COMMANDS.values() for name in group}
     if not argv or argv[0] in ("-h", "--help", "help"):
         _print(_overview())
         return 0
-    if argv[0] not in names:
-        import difflib
-
-        near = difflib.get_close_matches(argv[0], names, 1)
-        log.say(f"unknown command {argv[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))
-        log.say("  next     python -m training --help")
-        return 2
     log.configure()
     return _dispatch(argv)
 
@@ -88,26 +88,49 @@ def _dispatch(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _raise_terminated)
     report = Report(argv)
     try:
+        _require_command(argv[0])
         args = _parser(argv[0]).parse_args(argv[1:])
         document = _module(argv[0]).run(args, report)
-    except TrainyardError as error:
-        report.fail("FAIL", error.exit_code)
-        report.add("error", error)
-        document = {"error": error.to_json()}
-    except Exception as error:
-        traceback.print_exc()
-        report.fail("ERROR", UNEXPECTED_EXIT_CODE)
-        report.add("error", f"a fault of this program, see the traceback above: {error!r}")
-        document = {"error": {"kind": type(error).__name__, "exit_code": UNEXPECTED_EXIT_CODE, "what": str(error)}}
     except KeyboardInterrupt as interrupt:
-        name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
-        report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
-        report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
-        document = {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
+        document = _interrupted(report, interrupt)
+    except Exception as error:
+        document = _failed(report, error)
     report.publish()
     if "--json" in argv:
-        _print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+        whole = {"schema": 1, **document, "report": report.to_json()}
+        _print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
     return report.exit_code
+
+
+def _require_command(name: str) -> None:
+    names = {name for group in COMMANDS.values() for name in group}
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        raise UserError(
+            f"unknown command {name!r}",
+            expected=f"did you mean {near[0]}?" if near else None,
+            next_command="python -m training --help",
+        )
+
+
+def _failed(report: Report, error: Exception) -> dict:
+    """Fill the report with what went wrong; a fault of this program itself comes with its traceback."""
+    known = error if isinstance(error, TrainyardError) else translated(error)
+    if known is not None:
+        report.fail("FAIL", known.exit_code)
+        report.add("error", known)
+        return {"error": known.to_json()}
+    log.say(traceback.format_exc())
+    report.fail("ERROR", UNEXPECTED_EXIT_CODE)
+    report.add("error", f"a fault of this program, see the traceback above: {error!r}")
+    return {"error": {"kind": type(error).__name__, "exit_code": UNEXPECTED_EXIT_CODE, "what": str(error)}}
+
+
+def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
+    name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
+    report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
+    report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
+    return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
 
 
 def _print(text: str) -> None:

@@ -154,9 +154,9 @@ def states(document: dict) -> dict[str, str]:
     return {one["name"]: one["state"] for one in document["checks"]}
 
 
-def make_artifacts(data: Path, vocab_size: int = 4096) -> None:
+def make_artifacts(data: Path, vocab_size: int = 4096, splits: tuple[str, ...] = ("train", "validation")) -> None:
     """Complete folders of a data set and a tokenizer, as far as a preflight reads them."""
-    body = {"name": "stdlib", "hash": "a" * 64, "form": "text", "splits": {"train": {}}}
+    body = {"name": "stdlib", "hash": "a" * 64, "form": "text", "splits": {split: {} for split in splits}}
     files.write_manifest(data / "training" / "datasets" / "stdlib" / ("a" * 12), "dataset", body, [])
     digest = hashlib.sha256(b"{}").hexdigest()
     folder = data / "training" / "tokenizers" / "stdlib-4k" / files.short(digest)
@@ -171,6 +171,18 @@ def test_check_passes_where_everything_is_there(call, own_roots: Path):
     code, document, _ = call("check", "--config", DEMO)
     assert code == 0 and document["ready"], document
     assert set(states(document).values()) == {"ok"}
+
+
+def test_check_refuses_what_training_would(call, own_roots: Path):
+    make_artifacts(own_roots, splits=("train",))
+    code, document, text = call("check", "--config", DEMO)
+    assert code == 2 and states(document)["dataset"] == "fail" and "no validation split" in text
+
+
+def test_checks_next_command_keeps_the_overrides(call, own_roots: Path):
+    make_artifacts(own_roots)
+    _, document, _ = call("check", "--config", DEMO, "stop.max_steps=7", "optimizer.lr=1e-3")
+    assert document["report"]["rows"]["next"] == f"make train CONFIG={DEMO} ARGS='stop.max_steps=7 optimizer.lr=1e-3'"
 
 
 def test_check_tells_everything_that_is_wrong_at_once(call, own_roots: Path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from training.core.errors import Problems, TrainyardError
 from training.core.log import say
-from training.core.report import Report
+from training.core.report import Report, make_command
 from training.core.units import format_bytes
 
 SUMMARY = "preflight of a recipe: data, tokenizer, memory, disk, machine"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if exit_code:
         report.fail("NOT READY", exit_code)
     else:
-        report.add("next", f"make train CONFIG={args.config}")
+        report.add("next", make_command("train", *args.overrides, CONFIG=args.config))
     return {
         "schema": 1,
         "ready": not exit_code,
@@ -80,11 +80,11 @@ def _dataset(resolved) -> Iterator[tuple[str, str]]:
         yield "warn", "none is named"
         return
     from training.data import dataset
+    from training.engine import trainable
 
     found = dataset.load(dataset.resolve(resolved.recipe.data.dataset))
+    trainable.require_dataset(resolved.recipe, found)
     yield "ok", f"{found.reference}, complete; `make verify` hashes its files"
-    if "train" not in found.splits:
-        found.path("train")
 
 
 def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
@@ -101,7 +101,7 @@ def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
         raise UserError(
             "the tokenizer has more entries than the model has rows", where="model.arch.vocab_size", found=rows,
             expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
-            next_command=f"add model.arch.vocab_size={tokenizer.vocab_size}",
+            next_command=f"the same command with model.arch.vocab_size={tokenizer.vocab_size} in ARGS",
         )  # fmt: skip
     unused = rows - tokenizer.vocab_size
     yield "warn" if unused > rows // 10 else "ok", f"{tokenizer.name}, {tokenizer.vocab_size} entries of {rows} rows"

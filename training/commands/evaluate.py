@@ -11,7 +11,9 @@ EXAMPLE = "make evaluate CHECKPOINT=latest ARGS='--split test'"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="a step folder, or a run (its best one)")
-    parser.add_argument("--split", default="test", choices=("validation", "test"), help="default: test")
+    parser.add_argument(
+        "--split", default="test", choices=("validation", "test", "test_postcutoff"), help="default: test"
+    )
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
@@ -23,7 +25,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     records = [loss.evaluate(folder, args.split) for folder in folders]
     for folder, record in zip(folders, records, strict=True):
         score = record["score"]
-        text = f"{score['bits_per_byte']:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
+        text = f"{score['bits_per_byte'] or 0:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
         report.add(folder.name, text + (" (measured before)" if record["reused"] else ""))
         say(f"{folder.name}: {text}")
     score = records[-1]["score"]

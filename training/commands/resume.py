@@ -19,6 +19,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     folder = RunFolder.open(args.run)
     from training.engine import launch
 
+    was_completed = folder.status() == "completed"
     summary = launch.resume(folder)
     add_summary(report, folder.id, summary)
+    if was_completed:
+        report.add("reused", "the run was completed already; nothing was trained")
     return summary | {"folder": str(folder.path)}

@@ -38,7 +38,9 @@ def _describe(folder) -> dict:
     from training.runs.events import read_events
 
     record = folder.record()
-    losses = [event["train/loss_nats"] for event in read_events(folder.path, "step")]
+    # After a kill some steps are done, and told, twice.
+    by_step = {event["step"]: event["train/loss_nats"] for event in read_events(folder.path, "step")}
+    losses = [by_step[step] for step in sorted(by_step)]
     best = folder.checkpoints / "best.json"
     return {
         "id": folder.id,

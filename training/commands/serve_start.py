@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files
     from training.serving import control
+    from training.serving.service import command
 
     result = control.start(
         args.model, service=args.service, port=args.port, ctx_size=args.ctx_size, dry_run=args.dry_run
@@ -38,5 +39,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add(
             "serves now", f"{result['loaded']['path']}, {result['loaded']['parameters']} parameters, by its word"
         )
-    report.add("next", "make serve-status, or make serve-stop")
+    report.add("next", command("serve-status", args.service))
     return {"schema": 1, "dry_run": args.dry_run, **result}

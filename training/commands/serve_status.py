@@ -1,6 +1,7 @@
 """`serve-status`: what the service serves, by the server's own word."""
 
 import argparse
+from pathlib import Path
 
 from training.core.report import Report
 
@@ -13,8 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.core import files, locks
+    from training.core import files, locks, paths
     from training.serving import control, swap
+    from training.serving.service import command
 
     state = control.status(args.service)
     record, loaded = state["record"], state["loaded"]
@@ -31,7 +33,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("busy", locks.describe(state["holder"]))
     if record is not None and not state["healthy"]:
         report.fail("NOT SERVING", 4)
-        report.add("next", f"make serve-start MODEL={record['model']}")
+        report.add("next", command("serve-start", args.service, MODEL=paths.container_path(Path(record["model"]))))
     if state["unfinished"]:
         report.fail("UNFINISHED SWAP", 4)
         report.add("next", swap.restore_command(args.service))

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from itertools import islice
 
-from training.core.report import Report
+from training.core.report import Report, make_command
 from training.core.units import format_bytes, format_seconds
 
 SUMMARY = "train a byte-level BPE tokenizer on a dataset's train split"
@@ -80,5 +80,9 @@ def _report(report: Report, document: dict, dataset_reference: str) -> None:
     report.add("bytes per token", ", ".join(figures))
     report.add("took", f"{format_seconds(document['seconds'])}, peak memory {format_bytes(document['peak_rss_bytes'])}")
     report.add("folder", document["folder"])
-    overrides = f"data.dataset={dataset_reference} tokenizer.path={document['tokenizer']}"
-    report.add("next", f'make memfit CONFIG=recipes/demo/pretrain-stdlib.yaml ARGS="{overrides}"')
+    overrides = (
+        f"data.dataset={dataset_reference}",
+        f"tokenizer.path={document['tokenizer']}",
+        f"model.arch.vocab_size={document['vocab_size']}",
+    )
+    report.add("next", make_command("check", *overrides, CONFIG="recipes/demo/pretrain-stdlib.yaml"))

@@ -40,7 +40,8 @@ def add_summary(report: Report, run_id: str, summary: dict) -> None:
         "trained", f"{summary['trained_tokens']:,} tokens in {seconds}, {summary['tokens_per_second']:,.0f} tokens/s"
     )
     if summary["best_loss_nats"] is not None:
-        report.add("best", f"{summary['best_loss_nats']:.4f} nats at step {summary['best_step']}")
+        unchanged = " (the untrained model: training has improved nothing)" if summary["best_step"] == 0 else ""
+        report.add("best", f"{summary['best_loss_nats']:.4f} nats at step {summary['best_step']}{unchanged}")
     peak, estimate = summary["peak_bytes"], summary["estimate_bytes"]
     report.add("memory", f"peak {format_bytes(peak)}, estimate {format_bytes(estimate)} ({estimate / peak - 1:+.1%})")
     report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}")

@@ -4,6 +4,7 @@ Every error says what is wrong, where, what was found against what was expected,
 `training.cli` turns it into the message, the JSON document and the exit code; nothing else calls `sys.exit`.
 """
 
+import errno
 from collections.abc import Sequence
 
 
@@ -94,6 +95,26 @@ class Problems(UserError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, raised where SIGINT would raise KeyboardInterrupt, so that one path cleans up after both."""
+
+
+def translated(error: Exception) -> TrainyardError | None:
+    """What an exception of Python or torch means here; None where it is a fault of this program."""
+    if isinstance(error, ModuleNotFoundError):
+        return MachineError("a package is missing", found=f"no {error.name}", next_command="make setup")
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return RunError(
+            "out of memory", found=str(error).splitlines()[0][:200] if str(error) else None,
+            expected="a step that fits this machine", next_command="make memfit CONFIG=... tells what would fit",
+        )  # fmt: skip
+    if isinstance(error, OSError):
+        kinds = dict.fromkeys((errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), UserError)
+        kinds |= dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM), MachineError)
+        if kind := kinds.get(error.errno):
+            place = str(error.filename)
+            return kind(
+                "a path cannot be used", where=place if len(place) < 200 else f"{place[:200]} ...", found=error.strerror
+            )
+    return None
 
 
 INTERRUPTED_EXIT_CODE = 130

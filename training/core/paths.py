@@ -73,7 +73,10 @@ def inside(root: Path, path: Path, what: str) -> Path:
     """Resolve `path` (symlinks, parent steps) and return it. Raises UserError where it leaves `root`."""
     resolved, resolved_root = path.resolve(), root.resolve()
     if not resolved.is_relative_to(resolved_root):
-        raise UserError(f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}")
+        raise UserError(
+            f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}",
+            next_command=f"move or copy it there, and name it {CONTAINER_MODELS}/...",
+        )  # fmt: skip
     return resolved
 
 
@@ -94,8 +97,9 @@ def container_path(path: Path) -> Path:
 
 
 def for_people(text: object) -> str:
-    """A path or text without the home folder or the data root's place, as reports may show it."""
-    places = [(str(roots().data), "$DATA_ROOT"), (str(REPOSITORY), "."), (str(Path.home()), "~")]
+    """A path or text without the home folder or the data root's place, as reports may show it and a shell take it."""
+    named = [(str(roots().data), "$DATA_ROOT")] if os.environ.get("DATA_ROOT") else []
+    places = [*named, (str(REPOSITORY), "."), (str(Path.home()), "~")]
     result = str(text)
     for place, name in places:
         result = result.replace(place, name)

@@ -6,11 +6,14 @@ It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and
 import datetime
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from training.core import files, paths, version
 from training.core.log import say
 
+PROGRAM = (".venv/bin/python" if Path(sys.prefix) == paths.REPOSITORY / ".venv" else "python", "-m", "training")
+"""The program as a person types it in the repository's folder."""
 _OPENING = "--- trainyard report: paste this back ---"
 _CLOSING = "--- end of report ---"
 
@@ -21,13 +24,21 @@ def utc_stamp() -> str:
 
 
 def command_line(argv: list[str]) -> str:
-    """The command as the person typed it: make's own words where make called it, else `python -m training ...`."""
+    """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`."""
     if not (os.environ.get("MAKELEVEL") and argv):
-        return shlex.join(["python", "-m", "training", *argv])
+        return shlex.join([*PROGRAM, *argv])
     # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped
     variables = shlex.split(os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
     pairs = (variable.partition("=") for variable in variables if "=" in variable)
     return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, _, value in pairs)])
+
+
+def make_command(target: str, *arguments: str, **variables: object) -> str:
+    """A command to paste, in make's form: `make train CONFIG=my.yaml ARGS='stop.max_steps=10'`; empty ones left out."""
+    pairs = [f"{name}={shlex.quote(str(value))}" for name, value in variables.items() if value]
+    if arguments:
+        pairs.append(f"ARGS={shlex.quote(shlex.join(arguments))}")
+    return " ".join(["make", target, *pairs])
 
 
 class Report:

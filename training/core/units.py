@@ -22,7 +22,7 @@ def parse_bytes(text: str) -> int:
     sizes = _BINARY | _DECIMAL | {"": 1}
     try:
         return int(float(match[1]) * sizes[match[2]])  # type: ignore[index]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise UserError("not a size", found=text, expected="a number with B, KiB, MiB, GiB, kB, MB or GB") from None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from training.core import files
 from training.data import dataset as datasets
 from training.data import tokens
+from training.engine import trainable
 from training.objectives.pretrain import PretrainRows, token_bytes
 from training.recipe.model import Recipe
 from training.tokenizer import artifact
@@ -40,6 +41,7 @@ def resolve_inputs(recipe: Recipe, pinned: dict | None = None) -> Inputs:
     else:
         dataset_reference, tokenizer_reference = recipe.data.dataset, recipe.tokenizer.path
     dataset = datasets.load(datasets.resolve(dataset_reference))
+    trainable.require_dataset(recipe, dataset)
     tokenizer = artifact.load(artifact.resolve(tokenizer_reference))
     return Inputs(dataset, tokenizer, tokens.tokenize(dataset, tokenizer))
 

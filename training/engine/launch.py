@@ -10,7 +10,7 @@ from training import __version__
 from training.calculator.formula import estimate
 from training.core import files, locks
 from training.core.errors import IntegrityError, UserError
-from training.engine import checkpoint, model, trainable
+from training.engine import checkpoint, device, model, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.trainer import Trainer
 from training.recipe import kept
@@ -45,6 +45,7 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
     """
     recipe = resolved.recipe
     trainable.require(resolved)
+    device.resolve(recipe.memory.weights)
     inputs = resolve_inputs(recipe)
     model.check_vocabulary(recipe.model.arch["vocab_size"], inputs.tokenizer)
     key = run_key(resolved, inputs)

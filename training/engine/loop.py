@@ -134,7 +134,10 @@ class Loop:
             nats, num_bytes = nats + sums.nats.item(), num_bytes + sums.num_bytes
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.optimizer.grad_clip).item()
-        if window_tokens == 0 or not (math.isfinite(nats) and math.isfinite(grad_norm)):
+        if window_tokens == 0:  # rows of one position can hold the first token of a document alone
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
+        if not (math.isfinite(nats) and math.isfinite(grad_norm)):
             self._skip(state, rows, nats)
             return None
         set_rate(self.optimizer, rate)
@@ -167,6 +170,11 @@ class Loop:
             return None
         objective, rows = self.validation
         score = measure(self.model, objective, rows, self.recipe.data.micro_batch)
+        if not math.isfinite(score.nats):
+            raise RunError(
+                "the validation loss is not finite", where=f"step {state.step}", found=score.nats,
+                expected="a finite number", next_command="lower optimizer.lr, and look at the recipe's architecture",
+            )  # fmt: skip
         is_best = state.best.observe(score.loss_nats, state.step)
         self.hooks.on_validation(state, score, is_best)
         self._since_validation = time.monotonic()

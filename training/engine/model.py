@@ -2,7 +2,7 @@
 
 import torch
 
-from training.core.errors import UserError
+from training.core.errors import MachineError, UserError
 from training.recipe.model import Recipe
 from training.tokenizer.artifact import Tokenizer
 
@@ -29,7 +29,18 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
         attention_dropout=0.0, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(recipe.seeds.train)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=recipe.memory.attention)
+    try:
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=recipe.memory.attention
+        )
+    except ImportError as error:
+        raise MachineError(
+            "this attention is not to be had here",
+            where="memory.attention",
+            found=recipe.memory.attention,
+            expected="sdpa or eager",
+            next_command="the same command with memory.attention=sdpa in ARGS",
+        ) from error
     if recipe.memory.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
@@ -43,5 +54,5 @@ def check_vocabulary(num_rows: int, tokenizer: Tokenizer) -> None:
             where="model.arch.vocab_size",
             found=num_rows,
             expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
-            next_command=f"add model.arch.vocab_size={tokenizer.vocab_size}",
+            next_command=f"the same command with model.arch.vocab_size={tokenizer.vocab_size} in ARGS",
         )

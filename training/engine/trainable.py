@@ -1,7 +1,9 @@
 """What this trainer can train, told before anything heavy is loaded. It imports no torch."""
 
 from training.core.errors import Problems, TrainyardError, UserError
+from training.data.dataset import Dataset
 from training.recipe.load import Resolved
+from training.recipe.model import Recipe
 from training.recipe.rules import training_problems
 
 METHODS = ("pretrain",)
@@ -30,6 +32,25 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
 def require(resolved: Resolved) -> None:
     """Raise Problems with all of them, where there are any."""
     if found := problems(resolved):
-        raise Problems(
-            "the recipe cannot be trained as it is", found, next_command=f"make check CONFIG={resolved.path}"
+        raise Problems("the recipe cannot be trained as it is", found)
+
+
+def require_dataset(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise UserError where the data set has not what the recipe trains and validates on."""
+    if dataset.form != "text":
+        raise UserError(
+            "pretraining reads texts",
+            where=dataset.reference,
+            found=f"records of the form {dataset.form}",
+            expected='records of the form {"text": ...}',
         )
+    validates = recipe.evaluate.every_steps or recipe.evaluate.every_minutes
+    for split in ("train", *(["validation"] if validates else [])):
+        if split not in dataset.splits:
+            raise UserError(
+                f"the data set has no {split} split",
+                where=dataset.reference,
+                found=", ".join(dataset.splits),
+                expected="train and validation",
+                next_command="prepare it again with a validation share, or add evaluate.every_steps=null to ARGS",
+            )

@@ -129,10 +129,7 @@ class Trainer(loop.Hooks):
                 "speed/tokens_per_second": result.score.num_tokens / result.seconds, "memory/peak_bytes": peak,
             },
         )  # fmt: skip
-        note = (
-            f"loss {result.score.loss_nats:.3f} nats  {result.score.bits_per_byte:.3f} bits/byte  "
-            f"{speed:,.0f} tokens/s  {format_bytes(peak)}"
-        )
+        note = f"loss {result.score.text()}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
         self.progress.total = _shown(state)
         self.progress.advance(1, note)
 
@@ -141,10 +138,7 @@ class Trainer(loop.Hooks):
             "validation", state.step, best=is_best,
             **{"eval/loss_nats": score.loss_nats, "eval/bits_per_byte": score.bits_per_byte},
         )  # fmt: skip
-        self.progress.write(
-            f"step {state.step}: validation {score.loss_nats:.4f} nats, {score.bits_per_byte:.4f} bits/byte"
-            + (", the best so far" if is_best else "")
-        )
+        self.progress.write(f"step {state.step}: validation {score.text()}" + (", the best so far" if is_best else ""))
 
     def on_event(self, event: str, state: checkpoint.TrainState, **values: object) -> None:
         self.events.write(event, state.step, **values)

@@ -172,8 +172,7 @@ def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserErro
         where=target.gguf,
         found=found,
         expected="no file, or the same bytes",
-        next_command=f'make export-gguf CHECKPOINT={checkpoint.folder} ARGS="--quant {target.quant} --name OTHER", '
-        "or --force in its place to replace the file",
+        next_command="the same command with another --name, or with --force to replace the file, in ARGS",
     )
 
 

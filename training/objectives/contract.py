@@ -58,9 +58,14 @@ class Score:
         return math.exp(min(self.loss_nats, 700.0))
 
     @property
-    def bits_per_byte(self) -> float:
-        """Bits for each byte of text, which compares across tokenizers."""
-        return self.nats / math.log(2) / self.num_bytes
+    def bits_per_byte(self) -> float | None:
+        """Bits for each byte of text, which compares across tokenizers; None where the labels are specials alone."""
+        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
+
+    def text(self) -> str:
+        """The figures for people: `6.345 nats  3.021 bits/byte`."""
+        bits = self.bits_per_byte
+        return f"{self.loss_nats:.4f} nats" + ("" if bits is None else f"  {bits:.4f} bits/byte")
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self) | {

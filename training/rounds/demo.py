@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 
 from training.core import files, locks, paths
+from training.llamacpp.server import require_free_port
 from training.rounds.steps import run_step
 
 SERVICE = "demo"
@@ -41,6 +42,8 @@ class Demo:
             return self._run()
 
     def _run(self) -> dict:
+        self._step("stop-leftover", "Clear what an earlier demo left", ["serve-stop", "--service", SERVICE])
+        require_free_port(self.port)
         self._step("converter", "The pinned llama.cpp, whose converter is used", ["export-build"])
         self._prepare()
         self._train()
@@ -88,7 +91,6 @@ class Demo:
 
     def _serve(self) -> None:
         place = ["--service", SERVICE, "--port", str(self.port)]
-        self._step("stop-leftover", "Clear what an earlier demo left", ["serve-stop", "--service", SERVICE])
         self._step(
             "serve-start", "Put the untrained model into service",
             ["serve-start", str(self._gguf(START_NAME, "Q8_0")), *place],

@@ -15,6 +15,7 @@ import time
 
 from training.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from training.core.log import say
+from training.core.report import PROGRAM
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,7 +27,7 @@ class StepFailed(TrainyardError):
         error = document.get("error", {})
         super().__init__(
             f"the step {arguments[0]} failed",
-            where=shlex.join(["python", "-m", "training", *arguments]),
+            where=shlex.join([*PROGRAM, *arguments]),
             found=error.get("what") or f"exit code {exit_code}",
             next_command=error.get("next") or "see the report block of the step above",
         )
@@ -41,7 +42,7 @@ def _die_with_parent() -> None:
 def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     """Run one command with `--json`; returns its document and its seconds. Raises StepFailed or KeyboardInterrupt."""
     command = [sys.executable, "-m", "training", *arguments, "--json"]
-    say(f"\n=== {title}\n    $ {shlex.join(['python', '-m', 'training', *arguments])}")
+    say(f"\n=== {title}\n    $ {shlex.join([*PROGRAM, *arguments])}")
     started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS")}
     # A process group of its own: a Ctrl-C at the terminal reaches the child once, through us.

@@ -156,7 +156,17 @@ def resolve_checkpoint(reference: str) -> Path:
     if path.is_dir() and _STEP_NAME.fullmatch(path.name):
         files.read_manifest(path, "checkpoint")
     run = RunFolder.open(reference)
-    folder = run.pointed("best") or run.latest()
+    folder = run.pointed("best")
+    if folder is None and (run.checkpoints / "best.json").exists():
+        raise IntegrityError(
+            "the run's best checkpoint is damaged or gone",
+            where=run.checkpoints / "best.json",
+            found="see the warning above",
+            expected="a checkpoint that verifies",
+            next_command="the same command with another step's folder: "
+            + ", ".join(str(run.step_folder(step)) for step in run.steps()[-3:]),
+        )
+    folder = folder or run.latest()
     if folder is None:
         raise UserError(
             "the run has no complete checkpoint",

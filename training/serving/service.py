@@ -14,7 +14,7 @@ from pathlib import Path
 
 from training.core import files, locks, paths
 from training.core.errors import IntegrityError, TrainyardError, UserError
-from training.core.report import utc_stamp
+from training.core.report import make_command, utc_stamp
 from training.llamacpp.client import Client
 from training.serving.local import LocalRuntime
 from training.serving.model import ModelFile, hash_with_bar, signature
@@ -130,6 +130,11 @@ def default_port() -> int:
     if not (text.isdigit() and 0 < int(text) < 65536):
         raise UserError("not a port", where="TRAINYARD_PORT", found=text, expected="a number from 1 to 65535")
     return int(text)
+
+
+def command(target: str, service: str, **variables: object) -> str:
+    """A command about a service to paste, in make's form; the default service is not named."""
+    return make_command(target, **variables, SERVICE=None if service == DEFAULT_NAME else service)
 
 
 def open_service(name: str = DEFAULT_NAME, runtime: Runtime | None = None) -> Service:

@@ -20,6 +20,7 @@ from training.tokenizer import artifact, measure, pretokenizers
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
 _NUM_BYTES = 256
+_MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
@@ -45,12 +46,12 @@ class Settings:
     def __post_init__(self) -> None:
         pretokenizers.check_name(self.pre_tokenizer)
         smallest = _NUM_BYTES + len(artifact.SPECIALS)
-        if self.vocab_size < smallest:
+        if not smallest <= self.vocab_size <= _MOST_ENTRIES:
             raise UserError(
-                "the vocabulary is too small",
+                "the vocabulary is too small" if self.vocab_size < smallest else "the vocabulary is too large",
                 where="--vocab-size",
                 found=self.vocab_size,
-                expected=f"at least {smallest}: {_NUM_BYTES} bytes and {len(artifact.SPECIALS)} specials",
+                expected=f"{smallest} ({_NUM_BYTES} bytes and the specials) to {_MOST_ENTRIES}",
             )
 
 
