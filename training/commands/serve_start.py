@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files
     from training.serving import control
-    from training.serving.service import command
+    from training.serving.service import service_command
 
     result = control.start(
         args.model, service=args.service, port=args.port, ctx_size=args.ctx_size, dry_run=args.dry_run
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add(
             "serves now", f"{result['loaded']['path']}, {result['loaded']['parameters']} parameters, by its word"
         )
-    report.add("next", command("serve-status", args.service))
+    report.add("next", service_command("serve-status", args.service))
     return {"schema": 1, "dry_run": args.dry_run, **result}

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files, locks, paths
     from training.serving import control, swap
-    from training.serving.service import command
+    from training.serving.service import service_command
 
     state = control.status(args.service)
     record, loaded = state["record"], state["loaded"]
@@ -33,7 +33,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("busy", locks.describe(state["holder"]))
     if record is not None and not state["healthy"]:
         report.fail("NOT SERVING", 4)
-        report.add("next", command("serve-start", args.service, MODEL=paths.container_path(Path(record["model"]))))
+        report.add(
+            "next", service_command("serve-start", args.service, MODEL=paths.container_path(Path(record["model"])))
+        )
     if state["unfinished"]:
         report.fail("UNFINISHED SWAP", 4)
         report.add("next", swap.restore_command(args.service))

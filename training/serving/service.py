@@ -132,11 +132,6 @@ def default_port() -> int:
     return int(text)
 
 
-def command(target: str, service: str, **variables: object) -> str:
-    """A command about a service to paste, in make's form; the default service is not named."""
-    return make_command(target, **variables, SERVICE=None if service == DEFAULT_NAME else service)
-
-
 def open_service(name: str = DEFAULT_NAME, runtime: Runtime | None = None) -> Service:
     """A service by its name, in the data root's serving folder. Raises UserError on a bad name."""
     if not _NAME.fullmatch(name):
@@ -149,9 +144,9 @@ def _require_in_range(what: str, value: int, lowest: int, highest: int) -> None:
         raise UserError(f"not a {what}", found=value, expected=f"{lowest} to {highest}")
 
 
-def service_command(command: str, name: str) -> str:
-    """A command on a service in make's form."""
-    return f"make {command}" + ("" if name == DEFAULT_NAME else f" ARGS='--service {name}'")
+def service_command(target: str, service: str, **variables: object) -> str:
+    """A command about a service to paste, in make's form; the default service is not named."""
+    return make_command(target, **variables, SERVICE=None if service == DEFAULT_NAME else service)
 
 
 def require_same_file(record: dict) -> None:
