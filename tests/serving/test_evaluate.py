@@ -261,7 +261,7 @@ def test_a_failed_restore_names_both_failures_and_the_command(room: Room, monkey
     evaluation = room.evaluate()
     assert isinstance(evaluation.error, RestoreError) and evaluation.document["exit_code"] == 6
     assert "the prompt refused" in str(evaluation.error) and "old-F16.gguf" in str(evaluation.error)
-    assert evaluation.error.next_command == "make serve-restore ARGS='--service test'"
+    assert evaluation.error.next_command == "make serve-restore SERVICE=test"
     assert evaluation.document["restore"] == {"state": "failed", "proved": False}
     hidden.rename(room.model("old"))
     assert control.status(room.name)["unfinished"]
