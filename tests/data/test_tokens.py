@@ -110,3 +110,18 @@ def test_chat_records_are_refused(tmp_path: Path):
 def test_a_split_that_is_not_there(small: dataset.Dataset):
     with pytest.raises(UserError, match="no test_postcutoff tokens"):
         tokens.open_split(tokens.tokenize(small, make_tokenizer(small)), "test_postcutoff")
+
+
+@pytest.mark.parametrize("damage", ["other", "gone", "garbage", "shorter"])
+def test_a_split_with_other_bytes_is_told_by_whoever_reads_it(small: dataset.Dataset, damage: str):
+    data = small
+    assert len(list(data.iter_texts("train"))) > 50
+    path = data.path("train")
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        changed = {"other": content.replace(b"return", b"RETURN", 1), "garbage": b"x" + content[1:], "shorter": b"x"}
+        path.write_bytes(changed[damage])
+    with pytest.raises(IntegrityError):
+        list(data.iter_texts("train"))

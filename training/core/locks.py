@@ -31,7 +31,7 @@ def holder(path: Path) -> dict | None:
     """Who holds a lock now (`{"pid", "started", "what", "since"}`), or None when it is free."""
     if not path.exists():
         return None
-    with open(path, "a+") as file:
+    with open(path) as file:  # for reading alone: to ask must work where nothing can be written
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

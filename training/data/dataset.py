@@ -3,13 +3,14 @@
 Owns reading; `prepare` owns writing. Only complete folders are read.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from training.core import files, paths, store
-from training.core.errors import UserError
+from training.core.errors import IntegrityError, UserError
 from training.data import record
 
 KIND = "dataset"
@@ -59,10 +60,31 @@ class Dataset:
         return self.folder / f"{split}.jsonl"
 
     def iter_records(self, split: str) -> Iterator[dict]:
-        """Yield the records of a split in their order."""
-        with open(self.path(split), "rb") as file:
+        """Yield the records of a split in their order, hashing as it reads.
+
+        Raises IntegrityError where the file is gone, cannot be parsed, or turns out at its end to have other bytes.
+        """
+        path = self.path(split)
+        expected = self.manifest["files"][path.name]
+        if not path.is_file() or path.stat().st_size != expected["bytes"]:
+            files.verify_file(path, expected)
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
             for line in file:
-                yield files.parse_json(line)
+                digest.update(line)
+                try:
+                    value = files.parse_json(line)
+                except ValueError:
+                    break
+                yield value
+            else:
+                if digest.hexdigest() == expected["sha256"]:
+                    return
+        raise IntegrityError(
+            "the data set's bytes have changed", where=path, found="other bytes than were prepared",
+            expected=f"sha256 {files.short(expected['sha256'])}",
+            next_command="prepare it again: the same data-prepare command makes the same data set",
+        )  # fmt: skip
 
     def iter_texts(self, split: str) -> Iterator[str]:
         """Yield the texts of a split: one a record of the form `text`, else each message or part."""

@@ -73,7 +73,10 @@ class Demo:
     def _train(self) -> None:
         summary = self._step("train", "Train", ["train", *self.recipe, "--reuse"])
         checkpoints = Path(summary["folder"]) / "checkpoints"
-        self.first, self.best = checkpoints / "step_000000", checkpoints / summary["best_checkpoint"]
+        self.first, self.best = (
+            checkpoints / "step_000000",
+            checkpoints / (summary["best_checkpoint"] or summary["last_checkpoint"]),
+        )
         self._step(
             "evaluate", "Before and after, on the test split",
             ["evaluate", str(self.first), str(self.best), "--split", "test"],

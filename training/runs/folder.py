@@ -4,6 +4,7 @@ Invariants: `run.json` is replaced in one step; a checkpoint counts only with it
 checked when it is read, and where it is wrong the newest complete checkpoint stands in for it.
 """
 
+import contextlib
 import datetime
 import logging
 import re
@@ -11,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from training.core import files, paths, process
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, MachineError, UserError
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -81,7 +82,9 @@ class RunFolder:
         """The status word; a run whose process is gone without a word is `lost`, and is written down as such."""
         record = self.record()
         if record["status"] in ("running", "waiting") and not process.is_running(record["process"]):
-            return self.update(status="lost", process=None)["status"]
+            with contextlib.suppress(MachineError):  # a place that cannot be written can still be looked at
+                self.update(status="lost", process=None)
+            return "lost"
         return record["status"]
 
     # ---- checkpoints and pointers
