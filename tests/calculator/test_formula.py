@@ -31,15 +31,15 @@ def one_b(recipe, monkeypatch):
 
 
 def test_the_terms_of_the_demo_by_hand(recipe):
-    """4.2 M parameters in float32, 2 x 512 tokens: each term written out."""
+    """4.2 M parameters in float32, 2 x 256 tokens: each term written out."""
     terms = {term.name: term.num_bytes for term in estimate(recipe(), on_cpu=True).ranking[0].terms}
     per_layer = 2 * 256 * 12 + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4
     assert terms == {
         "weights": 4_196_608 * 4,
         "optimizer_states": 4_196_608 * 8,
-        "activations": 1024 * (4 * per_layer + 12 * 256),
-        "attention_mask": 2 * 512 * 512 * (1 + 4 * 4),
-        "logits_and_loss": 1024 * 4096 * 12,
+        "activations": 512 * (4 * per_layer + 12 * 256),
+        "attention_mask": 2 * 256 * 256 * (1 + 4 * 4),
+        "logits_and_loss": 512 * 4096 * 12,
     }
 
 
@@ -61,7 +61,7 @@ def test_saved_bytes_of_a_token_in_a_layer_are_those_of_published_traces(one_b, 
 def test_nf4_weighs_what_was_measured(recipe):
     """Qwen3-8B: 0.516 bytes for each element of the blocks' matrices, 16 bits for the rest, float32 adapters."""
     quantised = recipe("memory.weights=nf4", base="qwen3-8b", method="qlora")
-    load = estimate(quantised, on_cpu=False).instants[0].num_bytes
+    load = estimate(quantised, on_cpu=False).instants[0].terms[0].num_bytes
     linears = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
     adapters = 36 * 16 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 12288) * 3)
     assert load == pytest.approx(linears * 0.515869 + (8_190_735_360 - linears) * 2 + adapters * 4, rel=1e-4)
@@ -78,7 +78,7 @@ def test_evaluation_has_its_logits(recipe):
     changed = recipe("data.micro_batch=8", "model.arch.vocab_size=50000")
     moments = {one.name: one for one in estimate(changed, on_cpu=True).instants}
     logits = next(term for term in moments["evaluation"].terms if term.name == "logits_and_loss")
-    assert logits.num_bytes == 8 * 512 * 50000 * 8
+    assert logits.num_bytes == 8 * 256 * 50000 * 8
 
 
 def test_terms_add_up_and_every_one_has_its_equation_and_source(recipe):
@@ -105,7 +105,10 @@ def test_terms_add_up_and_every_one_has_its_equation_and_source(recipe):
 )
 def test_more_never_needs_less(recipe, key: str, values: range):
     for checkpointing, attention in itertools.product(("true", "false"), ("sdpa", "eager")):
-        fixed = (f"memory.gradient_checkpointing={checkpointing}", f"memory.attention={attention}")
+        fixed = (
+            f"memory.gradient_checkpointing={checkpointing}", f"memory.attention={attention}",
+            "model.arch.max_position_embeddings=512",
+        )  # fmt: skip
         needs = [estimate(recipe(*fixed, f"{key}={value}"), on_cpu=True).peak.device_bytes for value in values]
         assert needs == sorted(needs) and needs[0] < needs[-1]
 
@@ -142,7 +145,8 @@ def test_solving_says_when_nothing_fits_and_when_positions_end(recipe):
 
 
 def test_levers_are_priced_by_the_estimate_itself(recipe):
-    heavy = ("data.micro_batch=16", "memory.weights=bf16", "optimizer.impl=foreach", "memory.attention=eager")
+    long = ("data.seq_len=512", "model.arch.max_position_embeddings=512")
+    heavy = (*long, "data.micro_batch=16", "memory.weights=bf16", "optimizer.impl=foreach", "memory.attention=eager")
     now = estimate(recipe(*heavy), on_cpu=False)
     found = advice.levers(recipe(*heavy), now, None, on_cpu=False)
     assert {lever.override for lever in found} == {

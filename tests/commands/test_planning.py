@@ -86,7 +86,7 @@ def test_memfit_gives_the_document_of_schema_1(call):
     assert document["peak"]["phase"] in document["instants"] and document["assumptions"]
     assert (document["fits"], document["verdict"], document["solve"]) == (True, "fits", None)
     assert document["device"]["usable_bytes"] < document["device"]["total_bytes"] == 24 << 30
-    assert "weights" in text and "█" in text and "e * parameters" in text
+    assert "weights" in text and "█" in text and "2 * parameters" in text
 
 
 def test_memfit_ends_with_4_and_advice_where_it_does_not_fit(call):
