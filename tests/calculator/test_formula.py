@@ -155,6 +155,7 @@ def test_levers_are_priced_by_the_estimate_itself(recipe):
         "memory.gradient_checkpointing=true",
         "memory.attention=sdpa",
         "optimizer.name=adamw8bit",
+        "optimizer.impl=fused",
     }
     for lever in found:
         pulled = dict(pair.split("=") for pair in (*heavy, *lever.override.split()))

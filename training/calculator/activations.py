@@ -91,11 +91,12 @@ def recomputed(plan: Plan) -> int:
     return plan.T * (per_token_layer(plan) - (4 * plan.shape.hidden_size if plan.z == 4 else 0))
 
 
-def in_flight(plan: Plan) -> int:
+def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
     """The most that one layer's backward holds beyond its saved set: in its feed-forward half, or in its attention.
 
-    When attention goes backward the feed-forward half has given its set back, and its weights' gradients stand. A 4-bit
-    matrix is unpacked for its own product alone, so none is while attention goes backward.
+    When attention goes backward the feed-forward half has given its set back, and its weights' gradients stand
+    (`with_gradients`: they are not counted elsewhere). A 4-bit matrix is unpacked for its own product alone, so none is
+    while attention goes backward.
     """
     shape, trained = plan.shape, not plan.is_adapter
     stream = plan.z * shape.hidden_size
@@ -103,7 +104,7 @@ def in_flight(plan: Plan) -> int:
     feed_forward += 2 * max(linear.weight for linear in shape.linears) if plan.is_nf4 else 0
     streams = 2 * stream if trained else stream
     attention = plan.T * (streams + _attention_in_flight(plan) - _free_in_attention(plan))
-    if trained and not plan.accumulates:
+    if trained and with_gradients and not plan.accumulates:
         attention += 3 * plan.weight_bytes * shape.hidden_size * shape.intermediate_size
     return max(feed_forward, attention)
 

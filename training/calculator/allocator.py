@@ -22,10 +22,11 @@ _LARGE_STEP = 2 << 20
 class Block:
     """A piece of a segment; `before` and `after` are its neighbours in it."""
 
-    __slots__ = ("after", "before", "is_small", "key", "number", "size")
+    __slots__ = ("after", "asked", "before", "is_small", "key", "number", "size")
 
     def __init__(self, size: int, is_small: bool, number: int):
         self.size, self.is_small, self.number = size, is_small, number
+        self.asked = 0
         self.before: Block | None = None
         self.after: Block | None = None
         self.key: tuple[int, int] | None = None  # its place among the free ones; None while it is in use
@@ -36,6 +37,7 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.allocated_bytes = self.reserved_bytes = 0
+        self.asked_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._numbers = count()
         self._keys: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
@@ -51,6 +53,8 @@ class CachingAllocator:
         rest = block.size - size
         if rest >= _ROUND if is_small else rest > _SMALL:
             self._split(block, size)
+        block.asked = num_bytes
+        self.asked_bytes += num_bytes
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
@@ -60,6 +64,7 @@ class CachingAllocator:
         if block is None:
             return
         self.allocated_bytes -= block.size
+        self.asked_bytes -= block.asked
         for other in (block.before, block.after):
             if other is not None and other.key is not None:
                 self._take(other)
@@ -114,11 +119,3 @@ class CachingAllocator:
         keys.pop(bisect_left(keys, block.key))
         del self._free[block.key]
         block.key = None
-
-
-def resident_bytes(sizes: list[int]) -> int:
-    """What tensors of these sizes, made one after the other and kept, count as allocated."""
-    allocator = CachingAllocator()
-    for size in sizes:
-        allocator.new(size)
-    return allocator.allocated_bytes

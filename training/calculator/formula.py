@@ -6,7 +6,7 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import activations, runtime
+from training.calculator import activations, layers, runtime
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.plan import Plan
 from training.calculator.standing import (
@@ -36,39 +36,43 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
         on_cpu = devices.trains_on_cpu(recipe)
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
     moments = instants(plan)
-    allocated = max(instant.num_bytes for instant in moments)
+    overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(
         parameters=plan.shape.parameters + (plan.trainable if plan.is_adapter else 0),
         trainable=plan.trainable,
         instants=moments,
-        overhead=runtime.overhead(allocated, on_cpu=on_cpu, is_eager=plan.is_eager),
-        assumptions=(*_assumptions(plan), *runtime.assumptions(on_cpu=on_cpu)),
+        overhead=overhead,
+        assumptions=(*_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
     )
 
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
     """The moments of a step, from the second one on, when the optimizer's states exist."""
-    loaded = (weights(plan), *_if(rounding(plan)))
-    standing = (*loaded, *_if(workspaces(plan)), optimizer_states(plan))
-    held = (*standing, *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)))
-    saved = (*held, saved_activations(plan), *_if(attention_mask(plan)))
-    layers = (*held, saved_layers(plan), *_if(attention_mask(plan)))
-    kept = (*_if(attention_mask(plan)), *_if(kept_outputs(plan)))
-    last = (*standing, gradients(plan), *_if(kept_outputs(plan)))
+    states = 2 if plan.recipe.optimizer.name == "adamw" else 0
+    copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
+
+    def standing(more: int) -> tuple[Term, ...]:
+        """What stands beside `more` tensors like each trained one."""
+        return (weights(plan), *_if(rounding(plan, states + more)), *_if(workspaces(plan)), optimizer_states(plan))
+
+    held = (
+        *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
+    )  # fmt: skip
+    mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
+    saved = (*held, saved_activations(plan), *rests, *mask)
+    in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
+    last = (gradients(plan), *kept)
     return (
-        Instant("load", (*loaded, *_if(load_temporaries(plan)))),
+        Instant("load", (weights(plan), *_if(rounding(plan)), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
-        Instant(
-            "layer_backward",
-            (*layers, *_if(kept_outputs(plan)), *_if(head_gradient(plan)), *layer_backward(plan)),
-        ),
-        Instant("first_layer_backward", (*standing, *kept, *first_layer_backward(plan))),
-        Instant("backward_end", (*last, *_if(embedding_gradients(plan)))),
-        Instant("optimizer_step", (*last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing, *_if(attention_mask(plan)), evaluation(plan))),
-        Instant("checkpoint_save", standing),
+        Instant("layer_backward", (*in_layers, *layer_backward(plan))),
+        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
+        Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
+        Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
+        Instant("evaluation", (*standing(0), *mask, evaluation(plan))),
+        Instant("checkpoint_save", standing(0)),
     )
 
 
@@ -82,9 +86,9 @@ def _if(term: Term) -> tuple[Term, ...]:
 
 def saved_activations(plan: Plan) -> Term:
     """What the layers and the final norm keep, at the end of the forward pass."""
-    layers = saved_layers(plan)
+    stored = saved_layers(plan)
     final_norm = plan.T * plan.shape.hidden_size * (4 + (0 if plan.is_adapter else plan.z + plan.e))
-    return Term("activations", layers.num_bytes + final_norm, f"{layers.equation} + final norm", layers.source)
+    return Term("activations", stored.num_bytes + final_norm, f"{stored.equation} + final norm", stored.source)
 
 
 def saved_layers(plan: Plan) -> Term:
@@ -94,6 +98,12 @@ def saved_layers(plan: Plan) -> Term:
         return Term("activations", stored, "T * L * z*h", "each layer's input (arXiv 1604.06174)")
     stored = plan.T * shape.num_layers * activations.per_token_layer(plan)
     return Term("activations", stored, f"T * L * [{activations.EQUATION}]", activations.SOURCE)
+
+
+def saved_rounding(plan: Plan) -> Term:
+    is_counted = not plan.on_cpu and not plan.recipe.memory.gradient_checkpointing
+    size = layers.saved_rounding(plan) if is_counted else 0
+    return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
 
 
 def attention_mask(plan: Plan) -> Term:
@@ -144,10 +154,10 @@ def head_gradient(plan: Plan) -> Term:
     )
 
 
-def layer_backward(plan: Plan) -> tuple[Term, ...]:
+def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term(
-        "layer_backward", activations.in_flight(plan),
+        "layer_backward", activations.in_flight(plan, with_gradients=with_gradients),
         "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
         _AUTOGRAD,
     )  # fmt: skip
@@ -165,7 +175,7 @@ def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
     grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
     own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, with_gradients=False))
 
 
 def recomputed_layer(plan: Plan) -> Term:

@@ -36,22 +36,22 @@ class Plan:
 
     # ---- sizes
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of an element of the weights as they are held; of an NF4 base's, those of its other weights."""
         return 4 if self.lifts_to_float32 else _ELEMENT_BYTES[self.recipe.memory.weights]
 
-    @property
+    @cached_property
     def e(self) -> int:
         """Bytes of an element that a linear gives: a 4-bit one answers in its input's type."""
         return 2 if self.recipe.memory.autocast else self.weight_bytes
 
-    @property
+    @cached_property
     def z(self) -> int:
         """Bytes of an element of the residual stream: autocast leaves norms and sums in the embedding's type."""
         return self.weight_bytes
 
-    @property
+    @cached_property
     def a(self) -> int:
         """Bytes of an element of an adapter."""
         return _ELEMENT_BYTES[self.recipe.memory.adapter_dtype]
@@ -64,32 +64,32 @@ class Plan:
     def S(self) -> int:
         return self.recipe.data.seq_len
 
-    @property
+    @cached_property
     def T(self) -> int:
         return self.B * self.S
 
-    @property
+    @cached_property
     def query_width(self) -> int:
         return self.shape.num_heads * self.shape.head_dim
 
-    @property
+    @cached_property
     def key_width(self) -> int:
         """Width of the keys that attention keeps: expanded to the query heads on every path but FlashAttention 2."""
         heads = self.shape.num_key_value_heads if self.is_flash else self.shape.num_heads
         return heads * self.shape.head_dim
 
-    @property
+    @cached_property
     def logit_tokens(self) -> int:
         """Positions whose logits exist at once. `auto` is the whole batch."""
         chunk = self.recipe.memory.loss_chunk
         return min(self.T, chunk) if isinstance(chunk, int) and chunk > 0 else self.T
 
-    @property
+    @cached_property
     def logit_bytes(self) -> int:
         """Bytes of a logit as the head gives it: a k-bit preparation lifts the head to float32."""
         return self.e
 
-    @property
+    @cached_property
     def kept_logit_bytes(self) -> int:
         """Bytes of a logit that stays alive with the outputs, which accelerate's autocast lifts to float32."""
         if not self.keeps_outputs:
@@ -118,13 +118,13 @@ class Plan:
     def is_nf4(self) -> bool:
         return self.recipe.memory.weights == "nf4"
 
-    @property
+    @cached_property
     def lifts_to_float32(self) -> bool:
         """Whether a k-bit preparation made everything beside the 4-bit linears float32."""
         wanted = self.recipe.memory.kbit_upcast
         return self.is_nf4 and (self.is_hf if wanted == "auto" else wanted)
 
-    @property
+    @cached_property
     def keeps_outputs(self) -> bool:
         wanted = self.recipe.memory.keep_outputs
         return self.is_hf if wanted == "auto" else wanted

@@ -5,56 +5,15 @@ Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-
-from training.calculator.allocator import CachingAllocator, resident_bytes
+from training.calculator import loading
 from training.calculator.estimate import Term
+from training.calculator.loading import adapter_sizes, weight_sizes
 from training.calculator.plan import Plan
-from training.calculator.shapes import Linear
 
 _CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
 _CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
 _EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
 _LEAST_EIGHT_BIT = 4096
-_LOADED_AHEAD = 4
-"""transformers loads with up to four threads (core_model_loading.py, GLOBAL_WORKERS)."""
-
-
-def weight_sizes(plan: Plan) -> Iterator[int]:
-    """Bytes of each tensor of the base and its adapters, in the order in which a model makes them."""
-    shape, each = plan.shape, plan.weight_bytes
-    yield shape.embedding_parameters * each
-    for _ in range(shape.num_layers):
-        for linear in shape.linears:
-            yield from _nf4(linear, plan) if plan.is_nf4 else (linear.weight * each,)
-            yield linear.out_features * each if linear.bias else 0
-        yield from (shape.hidden_size * each,) * 2
-        yield from (shape.head_dim * each,) * (2 if shape.query_key_norms else 0)
-    yield shape.hidden_size * each
-    yield shape.head_parameters * each
-    yield from adapter_sizes(plan)
-
-
-def adapter_sizes(plan: Plan) -> Iterator[int]:
-    """Bytes of each factor of each adapter."""
-    if not plan.is_adapter:
-        return
-    for _ in range(plan.shape.num_layers):
-        for one in plan.adapted:
-            yield plan.recipe.lora.rank * one.in_features * plan.a
-            yield plan.recipe.lora.rank * one.out_features * plan.a
-
-
-def _nf4(linear: Linear, plan: Plan) -> Iterator[int]:
-    """Packed halves of bytes and a scale for each 64; the scales in 8 bits by blocks of 256 of them, or in float32."""
-    blocks = -(-linear.weight // 64)
-    yield -(-linear.weight // 2)
-    if plan.recipe.memory.double_quant:
-        yield blocks
-        yield 4 * -(-blocks // 256)
-    else:
-        yield 4 * blocks
 
 
 def weights(plan: Plan) -> Term:
@@ -71,48 +30,25 @@ def weights(plan: Plan) -> Term:
 
 def workspaces(plan: Plan) -> Term:
     """cuBLAS's scratch memory, which PyTorch takes from its own allocator, once a thread that multiplies."""
-    each = next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
+    each = workspace_bytes(plan)
     size = 0 if plan.on_cpu else 2 * each
     return Term("workspaces", size, f"2 * {each}", "PyTorch's cuBLAS workspaces of the main and the autograd thread")
 
 
-def rounding(plan: Plan) -> Term:
-    """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
-    size = 0 if plan.on_cpu else _resident_bytes(plan) - sum(weight_sizes(plan))
-    return Term(
-        "rounding", max(0, size), "the weights' requests replayed", "CUDACachingAllocator.cpp: round_size, should_split"
-    )
+def workspace_bytes(plan: Plan) -> int:
+    """One thread's workspace on the plan's GPU."""
+    return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
 
 
-def _resident_bytes(plan: Plan) -> int:
-    """What the loaded weights count as allocated.
+def rounding(plan: Plan, copies: int = 0) -> Term:
+    """What the caching allocator counts beside the tensors' own bytes: 512 a tensor, and rests that it cannot split.
 
-    A quantised base arrives in 16 bits, a few matrices ahead of the one that is packed, and what is lifted to float32
-    is lifted last; both decide which blocks the tensors that stay get.
+    `copies` is how many tensors like each trained one stand beside the weights: gradients, states.
     """
-    if not plan.is_nf4:
-        return resident_bytes(list(weight_sizes(plan)))
-    allocator, shape, rest = CachingAllocator(), plan.shape, []
-    linears = [linear for _ in range(shape.num_layers) for linear in shape.linears]
-    rest.append((allocator.new(2 * shape.embedding_parameters), shape.embedding_parameters))
-    arrived = deque(allocator.new(2 * linear.weight) for linear in linears[:_LOADED_AHEAD])
-    for place, linear in enumerate(linears, _LOADED_AHEAD):
-        for size in _nf4(linear, plan):
-            allocator.new(size)
-        allocator.free(arrived.popleft())
-        if place < len(linears):
-            arrived.append(allocator.new(2 * linears[place].weight))
-        if linear.bias:
-            rest.append((allocator.new(2 * linear.out_features), linear.out_features))
-    small = [shape.hidden_size] * (2 * shape.num_layers + 1)
-    small += [shape.head_dim] * (2 * shape.num_layers if shape.query_key_norms else 0)
-    rest += [(allocator.new(2 * size), size) for size in (*small, shape.head_parameters)]
-    for block, size in rest if plan.lifts_to_float32 else ():
-        allocator.new(4 * size)
-        allocator.free(block)
-    for size in adapter_sizes(plan):
-        allocator.new(size)
-    return allocator.allocated_bytes
+    size = 0 if plan.on_cpu else loading.resident_bytes(plan) - sum(weight_sizes(plan))
+    trained = 0 if plan.is_adapter else copies
+    how = f"the weights' requests replayed, {1 + trained} times" if trained else "the weights' requests replayed"
+    return Term("rounding", max(0, size) * (1 + trained), how, "CUDACachingAllocator.cpp: round_size, should_split")
 
 
 def optimizer_states(plan: Plan) -> Term:
