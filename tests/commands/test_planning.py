@@ -117,6 +117,42 @@ def test_memfit_solves(call, variable: str, key: str):
         assert again["verdict"] in verdicts
 
 
+def test_memfit_sweeps_a_grid_as_table_json_and_csv(call, tmp_path: Path):
+    axes = ["--sweep", "data.seq_len=512,2048", "data.micro_batch=1,4,64"]
+    target = tmp_path / "grid.csv"
+    code, document, text = call("memfit", "--config", REFERENCE, "--vram", "16GiB", *axes, "--csv", str(target))
+    assert code == 0 and document["schema"] == 1
+    rows = {row["overrides"]: row for row in document["rows"]}
+    assert len(rows) == 6 and rows["data.seq_len=512 data.micro_batch=1"]["verdict"] == "fits"
+    assert rows["data.seq_len=2048 data.micro_batch=64"]["verdict"] == "no"
+    one = rows["data.seq_len=2048 data.micro_batch=4"]
+    alone = call("memfit", "--config", REFERENCE, "--vram", "16GiB", *one["overrides"].split())[1]
+    assert one["device_bytes"] == alone["peak"]["device_bytes"] and one["verdict"] == alone["verdict"]
+    lines = target.read_text().splitlines()
+    assert lines[0].startswith("data.seq_len,data.micro_batch,verdict") and len(lines) == 7
+    assert one["overrides"] in text
+
+
+@pytest.mark.parametrize("axis", ["data.seq_len", "data.seq_len=", "data.seq_len=512,,1024"])
+def test_a_sweep_over_nothing_is_refused(call, axis: str):
+    code, document, _ = call("memfit", "--config", REFERENCE, "--sweep", axis)
+    assert code == 2 and "not an axis" in document["error"]["what"]
+
+
+def test_memfit_takes_the_longest_record_of_prepared_data(call, own_roots: Path, tmp_path: Path):
+    records = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"{number:04d} " * 10}) for number in range(300)]
+    records.write_text("\n".join([*lines, json.dumps({"text": "x" * 700})]) + "\n")
+    assert call("data-prepare", str(records), "--name", "texts")[0] == 0
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        "name: tune\nmethod: full\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n"
+        "data: {dataset: texts, seq_len: 4096}\n"
+    )
+    _, document, _ = call("memfit", "--config", str(recipe), "--vram", "24GiB")
+    assert "by its bytes" in document["assumptions"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
