@@ -54,17 +54,23 @@ SHAPE = (
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("profile", ["trainyard", "hf"])
 def test_the_formula_and_a_walk_through_the_step_agree_within_3_percent(recipe, weights, attention, profile):
-    """16 recipes of a small shape, every combination: two ways to the same allocated peak."""
-    for checkpointing, tied, impl, length in itertools.product(
-        ("true", "false"), ("true", "false"), ("fused", "foreach"), (256, 1024)
+    """32 recipes of a small shape, every combination: two ways to the same allocated peak."""
+    for checkpointing, tied, impl, length, accumulate in itertools.product(
+        ("true", "false"), ("true", "false"), ("fused", "foreach"), (256, 1024), (1, 2)
     ):
         changed = recipe(
             *SHAPE, f"memory.weights={weights}", f"memory.attention={attention}", f"memory.profile={profile}",
             f"memory.gradient_checkpointing={checkpointing}", f"model.arch.tie_word_embeddings={tied}",
-            f"optimizer.impl={impl}", f"data.seq_len={length}",
+            f"optimizer.impl={impl}", f"data.seq_len={length}", f"batch.accumulate={accumulate}",
         )  # fmt: skip
         plan = Plan.of(changed)
         walked = replay(plan)
         summed = max(instant.num_bytes for instant in instants(plan))
-        assert summed == pytest.approx(walked.allocated_bytes, rel=0.03), (checkpointing, tied, impl, length)
+        assert summed == pytest.approx(walked.allocated_bytes, rel=0.03), (
+            checkpointing,
+            tied,
+            impl,
+            length,
+            accumulate,
+        )
         assert walked.reserved_bytes >= walked.allocated_bytes

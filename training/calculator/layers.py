@@ -35,10 +35,18 @@ class Layers:
         self.adapted = {one.name for one in plan.adapted}
         self.linears = {one.name: one for one in plan.shape.linears}
         self.grads: list[Block | None] = []
+        self.adds_up = False  # whether gradients of an earlier micro-batch are there
 
     def drop(self, *blocks: Block | None) -> None:
         for block in blocks:
             self.free(block)
+
+    def gain(self, grad: Block | None) -> None:
+        """A parameter's gradient: kept, or added to the one that is there."""
+        if self.adds_up:
+            self.free(grad)
+        else:
+            self.grads.append(grad)
 
     # ---- forward
 
@@ -212,10 +220,10 @@ class Layers:
         inputs = plan.T * one.in_features
         if name in self.adapted:
             scaled = self.new(plan.a * plan.T * one.out_features)
-            self.grads.append(self.new(plan.a * plan.recipe.lora.rank * one.out_features))
+            self.gain(self.new(plan.a * plan.recipe.lora.rank * one.out_features))
             low = self.new(plan.a * plan.T * plan.recipe.lora.rank)
             self.free(scaled)
-            self.grads.append(self.new(plan.a * plan.recipe.lora.rank * one.in_features))
+            self.gain(self.new(plan.a * plan.recipe.lora.rank * one.in_features))
             high = self.new(plan.a * inputs)
             self.free(low)
         if plan.is_nf4:
@@ -229,7 +237,7 @@ class Layers:
         else:
             grad = self.new(plan.e * inputs)
         if not plan.is_adapter:
-            self.grads.append(self.new(one.weight * plan.weight_bytes))
+            self.gain(self.new(one.weight * plan.weight_bytes))
         if high is not None:
             total = self.new(plan.e * inputs)
             self.drop(high, grad)

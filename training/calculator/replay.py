@@ -14,7 +14,7 @@ from training.calculator import loading
 from training.calculator.allocator import Block, CachingAllocator
 from training.calculator.layers import Layers
 from training.calculator.plan import Plan
-from training.calculator.standing import workspace_bytes
+from training.calculator.standing import LEAST_EIGHT_BIT, workspace_bytes
 
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
@@ -52,8 +52,13 @@ class _Step(Layers):
         self.workspace_bytes = workspace_bytes(plan)
 
     def run(self) -> None:
-        self.forward()
-        self.backward()
+        """One optimizer step; a second micro-batch stands for all that follow the first."""
+        for micro_batch in range(2 if self.plan.accumulates else 1):
+            self.adds_up = micro_batch > 0
+            self.forward()
+            self.backward()
+            if micro_batch == 0 and self.plan.accumulates:
+                self.free(self.logits)
         self.optimizer_step()
 
     def use_workspace(self, number: int) -> None:
@@ -124,9 +129,10 @@ class _Step(Layers):
             if plan.shape.tied:
                 total = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
                 self.drop(more, self.head_grad)
-                self.grads.append(total)
+                self.gain(total)
             else:
-                self.grads += [more, self.head_grad]
+                self.gain(more)
+                self.gain(self.head_grad)
         self.free(g)
         self.drop(*self.inputs)
 
@@ -134,7 +140,16 @@ class _Step(Layers):
         plan = self.plan
         sizes = list(loading.adapter_sizes(plan)) if plan.is_adapter else list(loading.weight_sizes(plan))
         if self.states is None:
-            self.states = [self.new(size) for size in sizes for _ in range(2)]
-        copies = [self.new(size) for size in sizes] if plan.recipe.optimizer.impl == "foreach" else []
+            self.states = [self.new(self.state_bytes(size)) for size in sizes for _ in range(2)]
+        is_foreach = plan.recipe.optimizer.name == "adamw" and plan.recipe.optimizer.impl == "foreach"
+        copies = [self.new(size) for size in sizes] if is_foreach else []
         self.drop(*copies, *self.grads, self.logits)
         self.grads = []
+
+    def state_bytes(self, tensor_bytes: int) -> int:
+        """One moment of a tensor: in its type, or a byte an element and a scale for each 256."""
+        plan = self.plan
+        elements = tensor_bytes // (plan.a if plan.is_adapter else plan.weight_bytes)
+        if plan.recipe.optimizer.name == "adamw":
+            return tensor_bytes
+        return elements + 4 * -(-elements // 256) if elements >= LEAST_EIGHT_BIT else 4 * elements

@@ -13,7 +13,7 @@ from training.calculator.plan import Plan
 _CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
 _CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
 _EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
-_LEAST_EIGHT_BIT = 4096
+LEAST_EIGHT_BIT = 4096
 
 
 def weights(plan: Plan) -> Term:
@@ -60,7 +60,7 @@ def optimizer_states(plan: Plan) -> Term:
     small = 0 if plan.is_adapter else plan.shape.small_parameters
     quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
     return Term(
-        "optimizer_states", quantised + 8 * small, f"2 * (1 + 4/256) * trained, 8 for tensors under {_LEAST_EIGHT_BIT}",
+        "optimizer_states", quantised + 8 * small, f"2 * (1 + 4/256) * trained, 8 for tensors under {LEAST_EIGHT_BIT}",
         "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged: as resident",
     )  # fmt: skip
 
