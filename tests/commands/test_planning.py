@@ -15,6 +15,7 @@ from training.core.paths import REPOSITORY
 
 DEMO = "recipes/demo/pretrain-stdlib.yaml"
 REFERENCE = "recipes/reference/pretrain-1b.yaml"
+STUDENT = "recipes/reference/qlora-8b.yaml"
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def call(capsys, monkeypatch):
 def test_recipe_lists_every_recipe_and_base(call):
     code, document, text = call("recipe")
     assert code == 0
-    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE}
+    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE, STUDENT}
     assert {one["name"]: one["pinned"] for one in document["bases"]} == {
         "smollm2-135m-instruct": True,
         "qwen3-8b": False,
@@ -93,6 +94,12 @@ def test_memfit_ends_with_4_and_advice_where_it_does_not_fit(call):
     code, document, text = call("memfit", "--config", REFERENCE, "--gpu", "RTX 3070", "data.micro_batch=16")
     assert code == 4 and document["fits"] is False and document["verdict"] == "no"
     assert document["advice"][0]["override"] in text and "DOES NOT FIT" in text
+
+
+def test_an_8b_student_is_planned_on_a_10_gb_card(call):
+    code, document, _ = call("memfit", "--config", STUDENT, "--gpu", "RTX 3080 10GB")
+    assert code == 0 and document["verdict"] == "fits" and document["parameters"]["trainable"] == 43_646_976
+    assert any("pessimistic default" in line for line in document["assumptions"])
 
 
 def test_memfit_without_a_device_is_no_failure(call, monkeypatch):

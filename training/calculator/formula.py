@@ -214,7 +214,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     recipe = plan.recipe
     lines = [
         f"{plan.B} x {plan.S} tokens a micro-batch, every position trained, no step longer than that",
-        "the peak is that of the second step and later, when the optimizer's states exist",
+        "the peak is that of the second step and later; the first has no states before its optimizer step",
         "a checkpoint is written from the tensors themselves, without copies on the device",
         "modules as transformers 5.24 writes them, without torch.compile and without fused kernels",
     ]
@@ -229,5 +229,5 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     if recipe.optimizer.name == "paged_adamw8bit":
         lines.append("paged optimizer states counted as if they stayed on the device")
     if plan.is_flash:
-        lines.append("FlashAttention's own scratch memory is not counted")
+        lines.append("FlashAttention's scratch as that of SDPA's kernels: a float32 sum of the queries' gradient")
     return tuple(lines)
