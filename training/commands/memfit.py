@@ -11,6 +11,8 @@ from training.core.units import format_bytes, format_count
 SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
 EXAMPLE = 'make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB --solve batch"'
 DOES_NOT_FIT_EXIT_CODE = 4
+TRUSTED_DIFFERENCE = 0.02
+"""Formula and trace may differ by this much before the command says which of them it trusts."""
 _BAR_CELLS = 32
 
 
@@ -24,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep", action="append", nargs="+", metavar="KEY=V,V", help="estimate every combination of these values"
     )
     parser.add_argument("--csv", metavar="FILE", help="write the rows of --sweep there")
+    parser.add_argument(
+        "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
+    )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
     device.add_argument("--vram", metavar="SIZE", help="hold against a GPU of this size, such as 10GiB")
@@ -38,11 +43,20 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     resolved = load(Path(args.config), args.overrides)
     longest = _longest(resolved.recipe)
     result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest)
+    traced = _trace(resolved.recipe, result, longest) if args.trace else None
     _print_table(result)
     _fill(report, result)
+    if traced is not None:
+        difference = result.estimate.peak.allocated_bytes / traced.allocated_bytes - 1
+        held, reserved = format_bytes(traced.allocated_bytes), format_bytes(traced.reserved_bytes)
+        report.add(
+            "trace", f"{held} of tensors, {reserved} reserved; the formula's tensors differ by {difference:+.2%}"
+        )
+        if abs(difference) > TRUSTED_DIFFERENCE:
+            report.add("trust", "the trace, since it ran the model's own code; its figures carry no margin")
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
-    return result.to_json()
+    return result.to_json() | ({"trace": traced.to_json()} if traced is not None else {})
 
 
 def _longest(recipe):
@@ -58,6 +72,16 @@ def _longest(recipe):
     except TrainyardError as error:
         print(f"data.seq_len counts as the length, since the data is not there: {error.what}", file=sys.stderr)
         return None
+
+
+def _trace(recipe, result, longest):
+    """The recipe's step under fake tensors, of the same length and on the same device."""
+    from training.calculator import lengths
+    from training.calculator.plan import Plan
+    from training.calculator.trace import trace
+
+    plan = Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
+    return trace(plan)
 
 
 def _sweep(args: argparse.Namespace, report: Report) -> dict:
