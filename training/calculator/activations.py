@@ -33,10 +33,15 @@ def _norms(plan: Plan) -> int:
 def _attention(plan: Plan) -> int:
     """q, k, v and the output; the softmax's statistics, or on the eager path the softmax itself."""
     e, nq = plan.e, plan.shape.num_heads
-    saved = e * plan.query_width + 2 * e * plan.key_width + e * plan.query_width
+    saved = e * plan.query_width + 2 * e * plan.key_width
     if plan.is_eager:
-        return saved + nq * plan.S * (4 + (e if e < 4 else 0))
-    return saved + 4 * nq
+        return saved + _eager_output(plan) + nq * plan.S * (4 + (e if e < 4 else 0))
+    return saved + e * plan.query_width + 4 * nq
+
+
+def _eager_output(plan: Plan) -> int:
+    """On the eager path the output is kept only by the linear that reads it, not for an adapter of another type."""
+    return plan.e * plan.query_width if _keeps_input(plan, ("o_proj",)) else 0
 
 
 def _feed_forward(plan: Plan) -> int:
@@ -117,7 +122,7 @@ def _free_in_attention(plan: Plan) -> int:
     if plan.is_adapter:
         free += _adapters(plan, ("o_proj", *_GATE_UP, "down_proj"))
     if plan.is_eager and not plan.on_cpu:
-        free += 2 * plan.e * plan.query_width  # the output's, and the values once the scores have their gradient
+        free += _eager_output(plan) + plan.e * plan.query_width  # and the values, once the scores have their gradient
     return free
 
 

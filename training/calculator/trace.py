@@ -27,7 +27,7 @@ from training.calculator import loading
 from training.calculator.allocator import CachingAllocator
 from training.calculator.plan import Plan
 from training.calculator.standing import workspace_bytes
-from training.core.errors import UserError
+from training.core.errors import Problems, UserError
 
 _STEPS = 2
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "nf4": torch.float16}
@@ -46,7 +46,7 @@ class Traced:
 
 
 def trace(plan: Plan) -> Traced:
-    """Run two steps of a recipe under fake tensors. Raises UserError where its step is not the plain one."""
+    """Run two steps of a recipe under fake tensors. Raises Problems where its step is not the plain one."""
     _require_plain(plan)
     allocator, phases = CachingAllocator(), {}
     loading.load(allocator, plan)
@@ -61,17 +61,23 @@ def trace(plan: Plan) -> Traced:
 
 
 def _require_plain(plan: Plan) -> None:
-    memory, data = plan.recipe.memory, plan.recipe.data
-    plain = (
-        ("memory.profile", memory.profile, "hf"), ("memory.autocast", memory.autocast, False),
-        ("data.packing", data.packing, False),
-    )  # fmt: skip
-    for key, value, wanted in plain:
-        if value != wanted:
-            raise UserError("the trace runs the plain Hugging Face step alone", where=key, found=value, expected=wanted)
-    if plan.is_flash:
-        raise UserError("FlashAttention 2 cannot be traced without its package", where="memory.attention",
-                        found=memory.attention, expected="sdpa or eager")  # fmt: skip
+    recipe = plan.recipe
+    plain = [
+        ("memory.profile", recipe.memory.profile, ("hf",)), ("memory.autocast", recipe.memory.autocast, (False,)),
+        ("memory.attention", recipe.memory.attention, ("sdpa", "eager")),
+        ("memory.loss_chunk", recipe.memory.loss_chunk, ("auto", 0)), ("data.packing", recipe.data.packing, (False,)),
+        ("optimizer.name", recipe.optimizer.name, ("adamw",)),
+        ("optimizer.impl", recipe.optimizer.impl, ("fused", "foreach")),
+    ]  # fmt: skip
+    if recipe.lora is not None:
+        plain.append(("lora.dropout", recipe.lora.dropout, (0,)))
+    problems = [
+        UserError(f"{key} is not traced", where=key, found=value, expected=" or ".join(str(one) for one in known))
+        for key, value, known in plain
+        if value not in known
+    ]
+    if problems:
+        raise Problems("the trace runs the plain Hugging Face step alone", problems)
 
 
 # ---- following storages
@@ -273,5 +279,7 @@ def _cuda_ways(plan: Plan) -> Iterator[None]:
             stack.enter_context(mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False))
             family = plan.shape.family
             module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-            stack.enter_context(mock.patch.object(module, "create_causal_mask", lambda *_, **__: None))
+            for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, lambda *_, **__: None))
         yield
