@@ -46,13 +46,16 @@ demo: setup ## From the standard library's sources to an answering model, under 
 	@$(TRAINYARD) demo $(ARGS)
 
 ##@ Plan
-.PHONY: recipe memfit check
+.PHONY: recipe memfit bench-memfit check
 recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE", "explain FILE")
 	@$(TRAINYARD) recipe $(or $(ARGS),ls)
 
 memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10GiB data.seq_len=1024")
 	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
 	@$(TRAINYARD) memfit --config "$(CONFIG)" $(ARGS)
+
+bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows")
+	@$(TRAINYARD) bench-memfit $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
 	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)

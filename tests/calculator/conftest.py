@@ -12,8 +12,8 @@ name: small
 method: pretrain
 model:
   arch: {family: llama, vocab_size: 4096, hidden_size: 256, intermediate_size: 768, num_hidden_layers: 4,
-         num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 512, tie_word_embeddings: true}
-data: {seq_len: 512, micro_batch: 2, packing: true}
+         num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 256, tie_word_embeddings: true}
+data: {seq_len: 256, micro_batch: 2, packing: true}
 memory: {weights: fp32}
 batch: {accumulate: 1}
 stop: {max_steps: 400}

@@ -31,15 +31,15 @@ def one_b(recipe, monkeypatch):
 
 
 def test_the_terms_of_a_small_model_by_hand(recipe):
-    """4.2 M parameters in float32, 2 x 512 tokens: each term written out."""
+    """4.2 M parameters in float32, 2 x 256 tokens: each term written out."""
     terms = {term.name: term.num_bytes for term in estimate(recipe(), on_cpu=True).ranking[0].terms}
     per_layer = 2 * 256 * 12 + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4
     assert terms == {
         "weights": 4_196_608 * 4,
         "optimizer_states": 4_196_608 * 8,
-        "activations": 1024 * (4 * per_layer + 12 * 256),
-        "attention_mask": 2 * 512 * 512 * (1 + 4 * 4),
-        "logits_and_loss": 1024 * 4096 * 12,
+        "activations": 512 * (4 * per_layer + 12 * 256),
+        "attention_mask": 2 * 256 * 256 * (1 + 4 * 4),
+        "logits_and_loss": 512 * 4096 * 12,
     }
 
 
@@ -61,24 +61,43 @@ def test_saved_bytes_of_a_token_in_a_layer_are_those_of_published_traces(one_b, 
 def test_nf4_weighs_what_was_measured(recipe):
     """Qwen3-8B: 0.516 bytes for each element of the blocks' matrices, 16 bits for the rest, float32 adapters."""
     quantised = recipe("memory.weights=nf4", base="qwen3-8b", method="qlora")
-    load = estimate(quantised, on_cpu=False).instants[0].num_bytes
+    load = estimate(quantised, on_cpu=False).instants[0].terms[0].num_bytes
     linears = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
     adapters = 36 * 16 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 12288) * 3)
     assert load == pytest.approx(linears * 0.515869 + (8_190_735_360 - linears) * 2 + adapters * 4, rel=1e-4)
 
 
 def test_the_optimizer_instant_is_the_textbook_16_bytes_a_parameter(recipe):
-    """B72: weights, gradients and both moments are counted from the start."""
+    """B72: weights, gradients and both moments of 124,439,808 parameters are counted from the start."""
     moments = {one.name: one.num_bytes for one in estimate(recipe(), on_cpu=True).instants}
     assert moments["optimizer_step"] == 16 * 4_196_608
+    shape = ("vocab_size=50464", "hidden_size=768", "intermediate_size=4288", "num_hidden_layers=7",
+             "num_attention_heads=12", "num_key_value_heads=12")  # fmt: skip
+    small = estimate(recipe(*(f"model.arch.{one}" for one in shape)), on_cpu=True)
+    step = next(one for one in small.instants if one.name == "optimizer_step")
+    terms = {term.name: term.num_bytes for term in step.terms}
+    assert small.parameters == 124_439_808 and step.num_bytes == 1_991_036_928
+    assert terms["optimizer_states"] / (1 << 20) == pytest.approx(949.4, abs=0.05)
 
 
-def test_evaluation_has_its_logits(recipe):
-    """B69."""
-    changed = recipe("data.micro_batch=8", "model.arch.vocab_size=50000")
-    moments = {one.name: one for one in estimate(changed, on_cpu=True).instants}
-    logits = next(term for term in moments["evaluation"].terms if term.name == "logits_and_loss")
-    assert logits.num_bytes == 8 * 512 * 50000 * 8
+@pytest.mark.parametrize(
+    ("batch", "length", "vocabulary", "sixteen", "thirty_two"),
+    [(8, 1024, 50257, 785.3, 1570.5), (1, 4096, 151936, 1187.0, 2374.0)],
+)
+def test_evaluation_has_its_logits(recipe, batch, length, vocabulary, sixteen, thirty_two):
+    """B69: one tensor of logits in 16 and in 32 bits, to a tenth of a MiB; more batches need no more."""
+    fixed = ("model.arch.max_position_embeddings=8192", "model.arch.hidden_size=64", "model.arch.num_hidden_layers=1")
+    changed = (*fixed, f"data.micro_batch={batch}", f"data.seq_len={length}", f"model.arch.vocab_size={vocabulary}")
+
+    def evaluation(*more: str) -> int:
+        moments = {one.name: one for one in estimate(recipe(*changed, *more), on_cpu=True).instants}
+        return next(term for term in moments["evaluation"].terms if term.name == "logits_and_loss").num_bytes
+
+    # in 16 bits: the logits, their float32 copy and its log-softmax; in 32 bits: the logits and their log-softmax
+    mib = 1 << 20
+    assert evaluation("memory.weights=bf16") / 5 / mib == pytest.approx(sixteen, abs=0.05)
+    assert evaluation("memory.weights=fp32") / 2 / mib == pytest.approx(thirty_two, abs=0.05)
+    assert evaluation("evaluate.records=10000") == evaluation("evaluate.records=1")
 
 
 def test_terms_add_up_and_every_one_has_its_equation_and_source(recipe):
@@ -105,7 +124,10 @@ def test_terms_add_up_and_every_one_has_its_equation_and_source(recipe):
 )
 def test_more_never_needs_less(recipe, key: str, values: range):
     for checkpointing, attention in itertools.product(("true", "false"), ("sdpa", "eager")):
-        fixed = (f"memory.gradient_checkpointing={checkpointing}", f"memory.attention={attention}")
+        fixed = (
+            f"memory.gradient_checkpointing={checkpointing}", f"memory.attention={attention}",
+            "model.arch.max_position_embeddings=512",
+        )  # fmt: skip
         needs = [estimate(recipe(*fixed, f"{key}={value}"), on_cpu=True).peak.device_bytes for value in values]
         assert needs == sorted(needs) and needs[0] < needs[-1]
 
@@ -120,15 +142,30 @@ def test_a_target_that_matches_nothing_is_told_with_those_that_exist(recipe):
 
 
 @pytest.mark.parametrize(("variable", "key"), [("batch", "data.micro_batch"), ("seq", "data.seq_len")])
-def test_the_largest_size_is_the_border_itself(recipe, variable: str, key: str):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_largest_size_is_the_border_itself(recipe, variable: str, key: str, attention: str):
     device = devices.Device("a card", "cuda", 4 * GIB, 0)
-    found = solve.largest(recipe(), variable, device, max_positions=None, on_cpu=False)
-    positions = "model.arch.max_position_embeddings=1000000"
+    fixed = ("model.arch.max_position_embeddings=1000000", f"memory.attention={attention}")
+    found = solve.largest(recipe(*fixed), variable, device, max_positions=None, on_cpu=False)
 
     def need(value: int) -> int:
-        return estimate(recipe(positions, f"{key}={value}"), on_cpu=False).peak.device_bytes
+        return estimate(recipe(*fixed, f"{key}={value}"), on_cpu=False).peak.device_bytes
 
     assert need(found.value) == found.device_bytes <= device.usable_bytes < need(found.value + 1)
+
+
+def test_the_largest_rank_is_the_border_itself(recipe):
+    changed = recipe("data.seq_len=512", "memory.weights=nf4", base="qwen3-8b", method="qlora")
+    device = devices.Device("a card", "cuda", 16 * GIB, 0)
+    found = solve.largest(changed, "rank", device, max_positions=None, on_cpu=False)
+
+    def need(rank: int) -> int:
+        return estimate(advice.with_size(changed, rank=rank), on_cpu=False).peak.device_bytes
+
+    assert 1 < found.value < 4096
+    assert need(found.value) == found.device_bytes <= device.usable_bytes < need(found.value + 1)
+    with pytest.raises(UserError, match="no adapter"):
+        solve.largest(recipe(), "rank", device, max_positions=None, on_cpu=False)
 
 
 def test_solving_says_when_nothing_fits_and_when_positions_end(recipe):
@@ -142,7 +179,8 @@ def test_solving_says_when_nothing_fits_and_when_positions_end(recipe):
 
 
 def test_levers_are_priced_by_the_estimate_itself(recipe):
-    heavy = ("data.micro_batch=16", "memory.weights=bf16", "optimizer.impl=foreach", "memory.attention=eager")
+    long = ("data.seq_len=512", "model.arch.max_position_embeddings=512")
+    heavy = (*long, "data.micro_batch=16", "memory.weights=bf16", "optimizer.impl=foreach", "memory.attention=eager")
     now = estimate(recipe(*heavy), on_cpu=False)
     found = advice.levers(recipe(*heavy), now, None, on_cpu=False)
     assert {lever.override for lever in found} == {
@@ -151,12 +189,15 @@ def test_levers_are_priced_by_the_estimate_itself(recipe):
         "memory.gradient_checkpointing=true",
         "memory.attention=sdpa",
         "optimizer.name=adamw8bit",
+        "optimizer.impl=fused",
+        "memory.loss_chunk=512",
     }
     for lever in found:
         pulled = dict(pair.split("=") for pair in (*heavy, *lever.override.split()))
         then = estimate(recipe(*(f"{key}={value}" for key, value in pulled.items())), on_cpu=False)
         assert then.peak.device_bytes == lever.device_bytes == now.peak.device_bytes - lever.saved_bytes
-    assert [lever.saved_bytes for lever in found] == sorted((lever.saved_bytes for lever in found), reverse=True)
+    costs = [lever.cost for lever in found]
+    assert costs == sorted(costs, key=advice._COSTS.index) and costs[0] == "nothing" and costs[-1] == "shorter context"
 
 
 def test_eight_bit_states_are_advised_on_a_gpu_alone(recipe):

@@ -15,6 +15,7 @@ from training.core.paths import REPOSITORY
 
 DEMO = "recipes/demo/pretrain-stdlib.yaml"
 REFERENCE = "recipes/reference/pretrain-1b.yaml"
+STUDENT = "recipes/reference/qlora-8b.yaml"
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def call(capsys, monkeypatch):
 def test_recipe_lists_every_recipe_and_base(call):
     code, document, text = call("recipe")
     assert code == 0
-    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE}
+    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE, STUDENT}
     assert {one["name"]: one["pinned"] for one in document["bases"]} == {
         "smollm2-135m-instruct": True,
         "qwen3-8b": False,
@@ -86,13 +87,19 @@ def test_memfit_gives_the_document_of_schema_1(call):
     assert document["peak"]["phase"] in document["instants"] and document["assumptions"]
     assert (document["fits"], document["verdict"], document["solve"]) == (True, "fits", None)
     assert document["device"]["usable_bytes"] < document["device"]["total_bytes"] == 24 << 30
-    assert "weights" in text and "█" in text and "e * parameters" in text
+    assert "weights" in text and "█" in text and "2 * parameters" in text
 
 
 def test_memfit_ends_with_4_and_advice_where_it_does_not_fit(call):
     code, document, text = call("memfit", "--config", REFERENCE, "--gpu", "RTX 3070", "data.micro_batch=16")
     assert code == 4 and document["fits"] is False and document["verdict"] == "no"
     assert document["advice"][0]["override"] in text and "DOES NOT FIT" in text
+
+
+def test_an_8b_student_is_planned_on_a_10_gb_card(call):
+    code, document, _ = call("memfit", "--config", STUDENT, "--gpu", "RTX 3080 10GB")
+    assert code == 0 and document["verdict"] == "fits" and document["parameters"]["trainable"] == 43_646_976
+    assert any("pessimistic default" in line for line in document["assumptions"])
 
 
 def test_memfit_without_a_device_is_no_failure(call, monkeypatch):
@@ -115,6 +122,42 @@ def test_memfit_solves(call, variable: str, key: str):
     for more, verdicts in ((0, {"fits"}), (1, {"tight", "no"})):
         again = call("memfit", "--config", REFERENCE, "--vram", "10GiB", f"{key}={value + more}")[1]
         assert again["verdict"] in verdicts
+
+
+def test_memfit_sweeps_a_grid_as_table_json_and_csv(call, tmp_path: Path):
+    axes = ["--sweep", "data.seq_len=512,2048", "data.micro_batch=1,4,64"]
+    target = tmp_path / "grid.csv"
+    code, document, text = call("memfit", "--config", REFERENCE, "--vram", "16GiB", *axes, "--csv", str(target))
+    assert code == 0 and document["schema"] == 1
+    rows = {row["overrides"]: row for row in document["rows"]}
+    assert len(rows) == 6 and rows["data.seq_len=512 data.micro_batch=1"]["verdict"] == "fits"
+    assert rows["data.seq_len=2048 data.micro_batch=64"]["verdict"] == "no"
+    one = rows["data.seq_len=2048 data.micro_batch=4"]
+    alone = call("memfit", "--config", REFERENCE, "--vram", "16GiB", *one["overrides"].split())[1]
+    assert one["device_bytes"] == alone["peak"]["device_bytes"] and one["verdict"] == alone["verdict"]
+    lines = target.read_text().splitlines()
+    assert lines[0].startswith("data.seq_len,data.micro_batch,verdict") and len(lines) == 7
+    assert one["overrides"] in text
+
+
+@pytest.mark.parametrize("axis", ["data.seq_len", "data.seq_len=", "data.seq_len=512,,1024"])
+def test_a_sweep_over_nothing_is_refused(call, axis: str):
+    code, document, _ = call("memfit", "--config", REFERENCE, "--sweep", axis)
+    assert code == 2 and "not an axis" in document["error"]["what"]
+
+
+def test_memfit_takes_the_longest_record_of_prepared_data(call, own_roots: Path, tmp_path: Path):
+    records = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"{number:04d} " * 10}) for number in range(300)]
+    records.write_text("\n".join([*lines, json.dumps({"text": "x" * 700})]) + "\n")
+    assert call("data-prepare", str(records), "--name", "texts")[0] == 0
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        "name: tune\nmethod: full\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n"
+        "data: {dataset: texts, seq_len: 4096}\n"
+    )
+    _, document, _ = call("memfit", "--config", str(recipe), "--vram", "24GiB")
+    assert "by its bytes" in document["assumptions"][0]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from training.calculator import advice, devices, shapes
+from training.calculator import advice, devices, lengths, shapes
 from training.calculator import solve as solving
 from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
+from training.calculator.lengths import Longest
 from training.recipe.load import Resolved
 
 
@@ -48,13 +49,21 @@ class Fit:
         }
 
 
-def fit(resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None) -> Fit:
-    """Estimate a recipe and hold it against the device named, or the one found. `solve` is `batch` or `seq`."""
-    recipe = resolved.recipe
+def fit(
+    resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
+    longest: Longest | None = None, with_levers: bool = True,
+) -> Fit:  # fmt: skip
+    """Estimate a recipe and hold it against the device named, or the one found.
+
+    `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
+    """
+    recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
     on_cpu = device is not None and device.kind == "cpu"
-    now = estimate(recipe, on_cpu=on_cpu)
-    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu))
+    now = estimate(recipe, on_cpu=on_cpu, gpu=device.name if device else None)
+    if longest is not None and not recipe.data.packing:
+        now = replace(now, assumptions=(longest.in_words, *now.assumptions))
+    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu)) if with_levers else ()
     solution = None
     if solve is not None:
         positions = shapes.of_model(recipe.model).max_positions

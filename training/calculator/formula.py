@@ -6,53 +6,73 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import activations, runtime
+from training.calculator import activations, layers, runtime
 from training.calculator.estimate import Estimate, Instant, Term
-from training.calculator.plan import ADAPTER_BYTES, Plan
+from training.calculator.plan import Plan
+from training.calculator.standing import (
+    accumulated_gradients,
+    autocast_copies,
+    gradients,
+    load_temporaries,
+    optimizer_states,
+    rounding,
+    step_temporaries,
+    weights,
+    workspaces,
+)
 from training.recipe.model import Recipe
 
-_NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-_EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
-def estimate(recipe: Recipe, *, on_cpu: bool | None = None) -> Estimate:
+def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None) -> Estimate:
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
-    `on_cpu` says where it trains; None asks this machine, as the trainer does.
+    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
     moments = instants(plan)
-    allocated = max(instant.num_bytes for instant in moments)
+    overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(
         parameters=plan.shape.parameters + (plan.trainable if plan.is_adapter else 0),
         trainable=plan.trainable,
         instants=moments,
-        overhead=runtime.overhead(allocated, on_cpu=on_cpu, is_eager=plan.is_eager),
-        assumptions=(*_assumptions(plan), *runtime.assumptions(on_cpu=on_cpu)),
+        overhead=overhead,
+        assumptions=(*_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
     )
 
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
     """The moments of a step, from the second one on, when the optimizer's states exist."""
-    standing = (weights(plan), optimizer_states(plan))
-    held = (*standing, *_if(accumulated_gradients(plan)))
-    saved = (*held, saved_activations(plan), *_if(attention_mask(plan)))
+    states = 2 if plan.recipe.optimizer.name == "adamw" else 0
+    copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
+
+    def standing(more: int) -> tuple[Term, ...]:
+        """What stands beside `more` tensors like each trained one."""
+        return (weights(plan), *_if(rounding(plan, states + more)), *_if(workspaces(plan)), optimizer_states(plan))
+
+    held = (
+        *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
+    )  # fmt: skip
+    mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
+    saved = (*held, saved_activations(plan), *rests, *mask)
+    in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
+    last = (gradients(plan), *kept)
     return (
-        Instant("load", (weights(plan),)),
+        Instant("load", (weights(plan), *_if(rounding(plan)), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
-        Instant("layer_backward", (*saved, *_if(head_gradient(plan)), *layer_backward(plan))),
-        Instant("first_layer_backward", (*standing, *_if(attention_mask(plan)), *first_layer_backward(plan))),
-        Instant("backward_end", (*standing, gradients(plan), *_if(embedding_gradients(plan)))),
-        Instant("optimizer_step", (*standing, gradients(plan), *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing, *_if(attention_mask(plan)), evaluation(plan))),
-        Instant("checkpoint_save", standing),
+        Instant("layer_backward", (*in_layers, *layer_backward(plan))),
+        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
+        Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
+        Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
+        Instant("evaluation", (*standing(0), *mask, evaluation(plan))),
+        Instant("checkpoint_save", standing(0)),
     )
 
 
@@ -61,73 +81,35 @@ def _if(term: Term) -> tuple[Term, ...]:
     return (term,) if term.num_bytes else ()
 
 
-# ---- what stands through the whole step
-
-
-def weights(plan: Plan) -> Term:
-    shape = plan.shape
-    if plan.is_nf4:
-        rest = (shape.parameters - shape.linear_weights) * (4 if plan.is_hf else 2)
-        base, how = (
-            round(shape.linear_weights * _NF4_BYTES) + rest,
-            f"0.516 * linears + {4 if plan.is_hf else 2} * rest",
-        )
-        source = "QLoRA (arXiv 2305.14314, sec. 3): NF4 blocks of 64, scales in 8 bits by blocks of 256"
-    else:
-        base, how, source = shape.parameters * plan.e, "e * parameters", "size of the tensors"
-    if plan.is_adapter:
-        base, how = base + plan.trainable * ADAPTER_BYTES, f"{how} + 4 * adapters"
-    return Term("weights", base, how, source)
-
-
-def optimizer_states(plan: Plan) -> Term:
-    if plan.recipe.optimizer.name == "adamw":
-        return Term(
-            "optimizer_states", 2 * plan.trainable_bytes, "2 * trained, in their type",
-            "AdamW's two moments (arXiv 1711.05101)",
-        )  # fmt: skip
-    small = 0 if plan.is_adapter else plan.shape.small_parameters
-    quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
-    return Term(
-        "optimizer_states", quantised + 8 * small, "2 * (1 + 4/256) * trained, 8 for tensors under 4,096",
-        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged: as resident",
-    )  # fmt: skip
-
-
-def gradients(plan: Plan) -> Term:
-    return Term("gradients", plan.trainable_bytes, "trained, in their type", "`.grad` has its parameter's type")
-
-
-def accumulated_gradients(plan: Plan) -> Term:
-    """Gradients of the micro-batches before this one; with one micro-batch they were freed by the last step."""
-    return Term(
-        "gradients", plan.trainable_bytes if plan.accumulates else 0, "trained, in their type",
-        "batch.accumulate > 1 keeps `.grad` between micro-batches",
-    )  # fmt: skip
-
-
 # ---- forward
 
 
 def saved_activations(plan: Plan) -> Term:
-    shape, e = plan.shape, plan.e
-    final_norm = plan.T * shape.hidden_size * (4 + (1 if plan.is_adapter else 2) * e)
+    """What the layers and the final norm keep, at the end of the forward pass."""
+    stored = saved_layers(plan)
+    final_norm = plan.T * plan.shape.hidden_size * (4 + (0 if plan.is_adapter else plan.z + plan.e))
+    return Term("activations", stored.num_bytes + final_norm, f"{stored.equation} + final norm", stored.source)
+
+
+def saved_layers(plan: Plan) -> Term:
+    shape = plan.shape
     if plan.recipe.memory.gradient_checkpointing:
-        stream = 4 if plan.is_nf4 and plan.is_hf else e
-        stored = plan.T * shape.num_layers * stream * shape.hidden_size
-        return Term(
-            "activations", stored + final_norm, "T * (L * e*h + final norm)", "each layer's input (arXiv 1604.06174)"
-        )
+        stored = plan.T * shape.num_layers * plan.z * shape.hidden_size
+        return Term("activations", stored, "T * L * z*h", "each layer's input (arXiv 1604.06174)")
     stored = plan.T * shape.num_layers * activations.per_token_layer(plan)
-    return Term(
-        "activations", stored + final_norm, f"T * (L * [{activations.EQUATION}] + final norm)", activations.SOURCE
-    )
+    return Term("activations", stored, f"T * L * [{activations.EQUATION}]", activations.SOURCE)
+
+
+def saved_rounding(plan: Plan) -> Term:
+    is_counted = not plan.on_cpu and not plan.recipe.memory.gradient_checkpointing
+    size = layers.saved_rounding(plan) if is_counted else 0
+    return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
 
 
 def attention_mask(plan: Plan) -> Term:
     return Term(
-        "attention_mask", activations.mask(plan), "B * S*S * (1 + e a layer)",
-        "packed rows need a block-diagonal mask, which SDPA turns into an additive copy in each layer",
+        "attention_mask", activations.mask(plan), "B * S*S * (1 + e a layer; eager: z)",
+        "packed rows need a block-diagonal mask (SDPA: an additive copy in each layer); eager attention always has one",
     )  # fmt: skip
 
 
@@ -143,51 +125,62 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    each = 12 + (plan.logit_bytes if plan.is_hf else 0)
+    each = 12 + plan.kept_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "log-softmax and two float32 gradients; outputs kept alive in the hf profile",
+        "log-softmax and two float32 gradients, beside the logits where outputs are kept alive",
     )  # fmt: skip
 
 
 def head_backward(plan: Plan) -> Term:
-    each = plan.logit_bytes + (plan.logit_bytes if plan.is_hf else 0) + (4 if plan.logit_bytes < 4 else 0)
+    each = plan.logit_bytes + plan.kept_logit_bytes + (4 if plan.logit_bytes < 4 else 0)
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "the logits' gradient, cast back to their type; outputs kept alive in the hf profile",
+        "the logits' gradient, cast back to their type, beside the logits where outputs are kept alive",
     )  # fmt: skip
+
+
+def kept_outputs(plan: Plan) -> Term:
+    """The logits, for as long as the caller holds the model's outputs."""
+    each = plan.kept_logit_bytes
+    return Term("kept_outputs", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token", "ModelOutput")
 
 
 def head_gradient(plan: Plan) -> Term:
     """The head's own gradient; a tied head's lives until the embedding's joins it."""
     trained = not plan.is_adapter
-    return Term("head_gradient", plan.shape.embedding_parameters * plan.e if trained else 0, "e * V*h", _AUTOGRAD)
+    return Term(
+        "head_gradient", plan.shape.embedding_parameters * plan.weight_bytes if trained else 0, "e * V*h", _AUTOGRAD
+    )
 
 
-def layer_backward(plan: Plan) -> tuple[Term, ...]:
+def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term(
-        "layer_backward", activations.in_flight(plan),
-        "T * (2e*h + 2e*f), or attention's 4e*nq*d and scores once the feed-forward set is free", _AUTOGRAD,
+        "layer_backward", activations.in_flight(plan, with_gradients=with_gradients),
+        "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
+        _AUTOGRAD,
     )  # fmt: skip
-    again = layer_set(plan, "recomputed_layer") if plan.recipe.memory.gradient_checkpointing else None
-    largest = max(linear.weight for linear in plan.shape.linears)
-    dequantised = Term(
-        "dequantised_weight",
-        2 * largest if plan.is_nf4 else 0,
-        "2 * largest linear",
-        "bitsandbytes' MatMul4Bit.backward",
-    )
-    return (*_if(flight), *((again,) if again else ()), *_if(dequantised))
+    again = recomputed_layer(plan) if plan.recipe.memory.gradient_checkpointing else None
+    return (*_if(flight), *((again,) if again else ()))
 
 
 def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
     """The layer whose backward comes last: every other layer's set is free, and all the layers' gradients stand."""
-    missing = 0 if plan.is_adapter or plan.accumulates or plan.shape.tied else plan.shape.embedding_parameters * plan.e
+    missing = (
+        0
+        if plan.is_adapter or plan.accumulates or plan.shape.tied
+        else plan.shape.embedding_parameters * plan.weight_bytes
+    )
     grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
     own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, with_gradients=False))
+
+
+def recomputed_layer(plan: Plan) -> Term:
+    size = activations.recomputed(plan)
+    return Term("recomputed_layer", size, f"T * [{activations.EQUATION}]", activations.SOURCE)
 
 
 def layer_set(plan: Plan, name: str) -> Term:
@@ -204,22 +197,12 @@ def embedding_gradients(plan: Plan) -> Term:
     else:
         copies = 1 if plan.accumulates else 0
     return Term(
-        "embedding_gradients", copies * plan.shape.embedding_parameters * plan.e, f"{copies} * e * V*h",
+        "embedding_gradients", copies * plan.shape.embedding_parameters * plan.weight_bytes, f"{copies} * e * V*h",
         "a tied head's and the embedding's contributions beside their sum",
     )  # fmt: skip
 
 
 # ---- between steps
-
-
-def step_temporaries(plan: Plan) -> Term:
-    impl = plan.recipe.optimizer.impl if plan.recipe.optimizer.name == "adamw" else "fused"
-    copies, how = {
-        "fused": (0, "0"),
-        "foreach": (plan.trainable_bytes, "one copy of what is trained"),
-        "single": (2 * plan.shape.largest_tensor * plan.e, "twice the largest tensor: a root and a quotient"),
-    }[impl]
-    return Term("step_temporaries", copies, how, f"torch.optim.AdamW, {impl}")
 
 
 def evaluation(plan: Plan) -> Term:
@@ -231,19 +214,20 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     recipe = plan.recipe
     lines = [
         f"{plan.B} x {plan.S} tokens a micro-batch, every position trained, no step longer than that",
-        "the peak is that of the second step and later, when the optimizer's states exist",
+        "the peak is that of the second step and later; the first has no states before its optimizer step",
         "a checkpoint is written from the tensors themselves, without copies on the device",
         "modules as transformers 5.24 writes them, without torch.compile and without fused kernels",
     ]
     if recipe.memory.loss_chunk == "auto":
         lines.append("memory.loss_chunk auto: the logits of the whole micro-batch at once")
     if plan.is_adapter:
-        lines.append("adapters in float32, without autocast")
+        lines.append(f"adapters in {plan.recipe.memory.adapter_dtype}")
     if plan.is_nf4:
-        rest = "float32 (PEFT's preparation)" if plan.is_hf else "16 bits"
-        lines.append(f"NF4 with double quantisation; embedding, head and norms in {rest}")
+        scales = "double quantisation" if recipe.memory.double_quant else "float32 scales"
+        rest = "float32, as PEFT's preparation lifts them" if plan.lifts_to_float32 else "16 bits"
+        lines.append(f"NF4 with {scales}; embedding, head and norms in {rest}")
     if recipe.optimizer.name == "paged_adamw8bit":
         lines.append("paged optimizer states counted as if they stayed on the device")
     if plan.is_flash:
-        lines.append("FlashAttention's own scratch memory is not counted")
+        lines.append("FlashAttention's scratch as that of SDPA's kernels: a float32 sum of the queries' gradient")
     return tuple(lines)

@@ -1,8 +1,8 @@
 """A recipe and a shape as the quantities that the equations use.
 
 Legend: T tokens of a micro-batch, B sequences, S sequence length, h width, f feed-forward width, L layers,
-V vocabulary, nq and nk query and key-value heads, d head dimension, e bytes of an element (2 in bf16 and fp16, 4 in
-fp32).
+V vocabulary, nq and nk query and key-value heads, d head dimension; bytes of an element: e of a linear's output, z of
+the residual stream and the norms (4 after a k-bit preparation or under autocast), a of an adapter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from training.recipe.model import Recipe
 
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "nf4": 2}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-ADAPTER_BYTES = 4
-"""Adapters are kept in float32, as PEFT makes them."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,37 @@ class Plan:
 
     recipe: Recipe
     shape: Shape
+    on_cpu: bool = False
+    gpu: str | None = None  # its name, where it is known
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Plan:
+    def of(cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None) -> Plan:
         """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
-        plan = cls(recipe, of_model(recipe.model))
+        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu)
         _ = plan.adapted  # raises on a target that matches nothing
         return plan
 
     # ---- sizes
 
-    @property
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the weights as they are held; of an NF4 base's, those of its other weights."""
+        return 4 if self.lifts_to_float32 else _ELEMENT_BYTES[self.recipe.memory.weights]
+
+    @cached_property
     def e(self) -> int:
-        """Bytes of an element of the weights as they compute (NF4 computes in 16 bits)."""
-        return _ELEMENT_BYTES[self.recipe.memory.weights]
+        """Bytes of an element that a linear gives: a 4-bit one answers in its input's type."""
+        return 2 if self.recipe.memory.autocast else self.weight_bytes
+
+    @cached_property
+    def z(self) -> int:
+        """Bytes of an element of the residual stream: autocast leaves norms and sums in the embedding's type."""
+        return self.weight_bytes
+
+    @cached_property
+    def a(self) -> int:
+        """Bytes of an element of an adapter."""
+        return _ELEMENT_BYTES[self.recipe.memory.adapter_dtype]
 
     @property
     def B(self) -> int:
@@ -49,30 +64,37 @@ class Plan:
     def S(self) -> int:
         return self.recipe.data.seq_len
 
-    @property
+    @cached_property
     def T(self) -> int:
         return self.B * self.S
 
-    @property
+    @cached_property
     def query_width(self) -> int:
         return self.shape.num_heads * self.shape.head_dim
 
-    @property
+    @cached_property
     def key_width(self) -> int:
         """Width of the keys that attention keeps: expanded to the query heads on every path but FlashAttention 2."""
         heads = self.shape.num_key_value_heads if self.is_flash else self.shape.num_heads
         return heads * self.shape.head_dim
 
-    @property
+    @cached_property
     def logit_tokens(self) -> int:
         """Positions whose logits exist at once. `auto` is the whole batch."""
         chunk = self.recipe.memory.loss_chunk
         return min(self.T, chunk) if isinstance(chunk, int) and chunk > 0 else self.T
 
-    @property
+    @cached_property
     def logit_bytes(self) -> int:
-        """Bytes of a logit as the head gives it: PEFT's k-bit preparation lifts the head to float32."""
-        return 4 if self.is_nf4 and self.is_hf else self.e
+        """Bytes of a logit as the head gives it: a k-bit preparation lifts the head to float32."""
+        return self.e
+
+    @cached_property
+    def kept_logit_bytes(self) -> int:
+        """Bytes of a logit that stays alive with the outputs, which accelerate's autocast lifts to float32."""
+        if not self.keeps_outputs:
+            return 0
+        return 4 if self.recipe.memory.autocast else self.logit_bytes
 
     # ---- choices
 
@@ -95,6 +117,17 @@ class Plan:
     @property
     def is_nf4(self) -> bool:
         return self.recipe.memory.weights == "nf4"
+
+    @cached_property
+    def lifts_to_float32(self) -> bool:
+        """Whether a k-bit preparation made everything beside the 4-bit linears float32."""
+        wanted = self.recipe.memory.kbit_upcast
+        return self.is_nf4 and (self.is_hf if wanted == "auto" else wanted)
+
+    @cached_property
+    def keeps_outputs(self) -> bool:
+        wanted = self.recipe.memory.keep_outputs
+        return self.is_hf if wanted == "auto" else wanted
 
     @property
     def has_mask(self) -> bool:
@@ -136,4 +169,4 @@ class Plan:
     @property
     def trainable_bytes(self) -> int:
         """Bytes of what is trained, in the type that it is kept in."""
-        return self.trainable * (ADAPTER_BYTES if self.is_adapter else self.e)
+        return self.trainable * (self.a if self.is_adapter else self.weight_bytes)

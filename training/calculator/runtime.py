@@ -7,6 +7,8 @@ On a CPU the count is the process's resident memory, so the interpreter with tor
 from __future__ import annotations
 
 from training.calculator.estimate import Term
+from training.calculator.plan import Plan
+from training.calculator.replay import replay
 
 MIB = 1 << 20
 
@@ -15,39 +17,65 @@ INTERPRETER_BYTES = 400 * MIB
 by the command above; the rest is what data, tokenizer and checkpoint libraries add (a training run with 49 MiB of
 tensors peaked at 438 MiB)."""
 
-CUDA_CONTEXT_BYTES = 1024 * MIB
+DEFAULT_CONTEXT_BYTES = 1024 * MIB
 """Published contexts range from 105 MiB to 1.4 GiB by GPU, driver and CUDA version; this is a pessimistic default."""
+
+CONTEXTS = {
+    "T4": (round(140.875 * MIB), "measured at a peak, CUDA 12.8 and 13.0: fitcheck-llm 0.3.1's measurements"),
+    "V100": (
+        1343 * MIB,
+        "measured with CUDA 11.2, before modules were loaded lazily: transformers' model_memory_anatomy",
+    ),
+    "TITAN V": (1008 * MIB, "as users reported it, CUDA before 11.7"),
+    "RTX 3090": (1001 * MIB, "as users reported it, CUDA 11.1"),
+}
+"""By a part of the GPU's name: what a process uses of it beside PyTorch's segments, and where that was measured."""
 
 _CPU_SLACK = 0.20
 """Seven training runs with 49 to 1434 MiB of tensors peaked at 4 to 18 % of them above tensors and interpreter, or
 under 80 MiB."""
 _LEAST_CPU_SLACK_BYTES = 80 * MIB
-_CUDA_SLACK = {"sdpa": 0.03, "eager": 0.10}
-_LEAST_SLACK_BYTES = 64 * MIB
+_REPLAY_MARGIN = {"fused": 0.05, "eager": 0.10}
+"""What is added to the replay's reserved bytes. Runs of one and the same recipe differed by 3.5 %; of eager attention
+the order of the kernels' own requests decides more. The least is a handful of the allocator's 20 MiB segments."""
+_LEAST_MARGIN_BYTES = 96 * MIB
 
 
-def overhead(allocated_bytes: int, *, on_cpu: bool, is_eager: bool) -> tuple[Term, Term]:
+def overhead(plan: Plan, allocated_bytes: int) -> tuple[Term, Term]:
     """The allocator's and the process's share beside tensors of `allocated_bytes`."""
-    if on_cpu:
+    if plan.on_cpu:
         slack = max(_LEAST_CPU_SLACK_BYTES, round(_CPU_SLACK * allocated_bytes))
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         process = Term("runtime", INTERPRETER_BYTES, "400 MiB", "python -m training.calculator.runtime")
         return allocator, process
-    share = _CUDA_SLACK["eager" if is_eager else "sdpa"]
-    slack = max(_LEAST_SLACK_BYTES, round(share * allocated_bytes))
-    allocator = Term(
-        "allocator", slack, f"max(64 MiB, {share:.2f} * tensors)", "PyTorch's caching allocator: split blocks"
+    return reserve(plan, allocated_bytes, replay(plan).ratio), context(plan)
+
+
+def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:
+    """What the caching allocator reserves beyond the tensors, when its replay reserves `ratio` times what it holds."""
+    share = _REPLAY_MARGIN["eager" if plan.is_eager else "fused"]
+    replayed = round(allocated_bytes * ratio)
+    slack = replayed - allocated_bytes + max(_LEAST_MARGIN_BYTES, round(share * replayed))
+    how = f"{ratio - 1:.3f} * tensors, and {share:.2f} of both (at least 96 MiB)"
+    return Term("allocator", slack, how, "two steps' requests replayed through PyTorch's caching allocator")
+
+
+def context(plan: Plan) -> Term:
+    """What the device's context takes, by the GPU's name."""
+    size, source = next(
+        (found for name, found in CONTEXTS.items() if name.lower() in (plan.gpu or "").lower()),
+        (DEFAULT_CONTEXT_BYTES, "a pessimistic default, not measured on this GPU"),
     )
-    return allocator, Term("context", CUDA_CONTEXT_BYTES, "1 GiB", "pessimistic default of published contexts")
+    return Term("context", size, f"{size / MIB:.0f} MiB", source)
 
 
-def assumptions(*, on_cpu: bool) -> tuple[str, ...]:
-    """What stands behind the figures of `overhead`."""
-    if on_cpu:
+def assumptions(plan: Plan, context: Term) -> tuple[str, ...]:
+    """What stands behind the figures of `overhead`, whose second one is `context`."""
+    if plan.on_cpu:
         return ("the CPU's count is the process's peak resident memory, with two threads and glibc's allocator",)
     return (
-        "the context is a default, not a measurement of this device; nothing else uses the device",
-        "the allocator's slack is a margin by attention path, not a replay",
+        f"the context is {context.equation}: {context.source}; nothing else uses the device",
+        "steps of one size under the allocator's defaults; where lengths vary, less of what it holds fits again",
     )
 
 

@@ -133,11 +133,21 @@ class Shape:
 
 def of_model(model: Model) -> Shape:
     """The shape of the model that a recipe names. Raises Problems or UserError where the formula does not know it."""
-    if model.arch is not None:
-        return from_config({**model.arch, "model_type": model.arch["family"]}, "model.arch")
+    source = "model.arch" if model.arch is not None else str(model.config)
     if model.base is not None:
-        return from_config(bases.find(model.base).config, f"{model.base} in recipes/bases.yaml")
-    return from_config(rules.read_config(model.config, "model.config"), str(model.config))
+        source = f"{model.base} in recipes/bases.yaml"
+    return from_config(config_of(model), source)
+
+
+def config_of(model: Model) -> dict:
+    """The configuration of the model that a recipe names, in Hugging Face's words."""
+    if model.arch is not None:
+        return {name: value for name, value in model.arch.items() if name != "family"} | {
+            "model_type": model.arch["family"]
+        }
+    if model.base is not None:
+        return bases.find(model.base).config
+    return rules.read_config(model.config, "model.config")
 
 
 def from_config(config: dict, source: str) -> Shape:

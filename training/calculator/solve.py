@@ -1,21 +1,25 @@
-"""The largest micro-batch or sequence length that still fits, by bisection.
+"""The largest micro-batch, sequence length or rank that still fits, by bisection on the estimate itself.
 
-Device bytes never fall when either grows, so bisection finds the one border; a test checks that along the way.
+Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So a bisection
+without the replay finds the neighbourhood, and one with it the border there: the answer fits, the next one does not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from training.calculator import runtime
 from training.calculator.advice import with_size
 from training.calculator.devices import Device
-from training.calculator.formula import estimate
+from training.calculator.formula import estimate, instants
+from training.calculator.plan import Plan
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
-KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len"}
-_MOST = {"batch": 1 << 16, "seq": 1 << 22}
-_LEAST = {"batch": 1, "seq": 2}
+KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len", "rank": "lora.rank"}
+_MOST = {"batch": 1 << 16, "seq": 1 << 22, "rank": 1 << 14}
+_LEAST = {"batch": 1, "seq": 2, "rank": 1}
 
 
 @dataclass(frozen=True)
@@ -37,24 +41,72 @@ class Solution:
 def largest(
     recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool
 ) -> Solution:
-    """Find the largest `batch` or `seq` whose estimate is within the device's usable memory."""
+    """Find the largest `batch`, `seq` or `rank` whose estimate is within the device's usable memory."""
     if device is None:
         raise UserError(
             "nothing to solve against", where="--solve", found="no device",
             expected="a GPU in this machine, --gpu NAME or --vram SIZE", next_command="add --vram 10GiB",
         )  # fmt: skip
+    if variable == "rank" and recipe.lora is None:
+        raise UserError("no adapter to solve for", where="--solve rank", found=f"method {recipe.method}",
+                        expected="method lora or qlora", next_command="add method=lora")  # fmt: skip
+
+    def sized(value: int) -> Recipe:
+        return with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value})
 
     def need(value: int) -> int:
-        sized = with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value})
-        return estimate(sized, on_cpu=on_cpu).peak.device_bytes
+        return estimate(sized(value), on_cpu=on_cpu, gpu=device.name).peak.device_bytes
 
-    most = max_positions if variable == "seq" and max_positions else _MOST[variable]
-    low, high = _LEAST[variable], most
+    most = _most(recipe, variable, max_positions)
+    low = _LEAST[variable]
     if need(low) > device.usable_bytes:
         return Solution(variable, None, None, f"{low} does not fit")
-    if need(high) <= device.usable_bytes:
-        return Solution(variable, high, need(high), "the model's positions" if high == max_positions else "the search")
+    near = _last_that(lambda value: _roughly(sized(value), device, on_cpu) <= device.usable_bytes, low, most)
+    value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
+    if value == most:
+        limit = "the model's positions" if most == max_positions else "the search"
+        return Solution(variable, value, need(value), limit if variable != "rank" else "the width of the model")
+    return Solution(variable, value, need(value), f"{device.name}: {value + 1} does not fit")
+
+
+def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
+    if variable == "seq" and max_positions:
+        return max_positions
+    if variable == "rank":
+        return min(_MOST["rank"], Plan.of(recipe).shape.hidden_size)
+    return _MOST[variable]
+
+
+def _roughly(recipe: Recipe, device: Device, on_cpu: bool) -> int:
+    """Device bytes with the margins alone, without the replay."""
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
+    allocated = max(instant.num_bytes for instant in instants(plan))
+    if on_cpu:
+        return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
+    return allocated + runtime.reserve(plan, allocated, 1.05).num_bytes + runtime.context(plan).num_bytes
+
+
+def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The last value that fits between one that does and one that may; the larger ones do not."""
+    if fits(high):
+        return high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if need(middle) <= device.usable_bytes else (low, middle)
-    return Solution(variable, low, need(low), f"{device.name}: {high} does not fit")
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int:
+    """A value that fits and whose successor does not, beginning beside `near`; `least` is known to fit."""
+    step = max(1, near // 32)
+    if fits(near):
+        low, high = near, min(most, near + step)
+        while high < most and fits(high):
+            step *= 2
+            low, high = high, min(most, high + step)
+        return _last_that(fits, low, high)
+    low, high = max(least, near - step), near
+    while low > least and not fits(low):
+        step *= 2
+        low, high = max(least, low - step), low
+    return _last_that(fits, low, high)

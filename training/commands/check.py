@@ -108,6 +108,7 @@ def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
 
 
 def _memory(resolved) -> Iterator[tuple[str, str]]:
+    from training.calculator import advice
     from training.calculator.fit import fit
     from training.core.errors import MachineError, RunError
 
@@ -120,7 +121,8 @@ def _memory(resolved) -> Iterator[tuple[str, str]]:
         )  # fmt: skip
     there = f"{format_bytes(result.device.usable_bytes)} usable of {result.device.name}"
     if result.fits is False:
-        best = result.levers[0].override if result.levers else "a smaller model"
+        lever = advice.best(result.levers)
+        best = lever.override if lever else "a smaller model"
         raise RunError(
             "it does not fit", found=needed, expected=there, next_command=f"try {best} (make memfit tells more)"
         )

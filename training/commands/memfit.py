@@ -4,19 +4,31 @@ import argparse
 import sys
 from pathlib import Path
 
+from training.core import files
 from training.core.report import Report
 from training.core.units import format_bytes, format_count
 
 SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
 EXAMPLE = 'make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB --solve batch"'
 DOES_NOT_FIT_EXIT_CODE = 4
+TRUSTED_DIFFERENCE = 0.02
+"""Formula and trace may differ by this much before the command says which of them it trusts."""
 _BAR_CELLS = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
-    parser.add_argument("--solve", choices=("batch", "seq"), help="find the largest micro-batch or sequence that fits")
+    parser.add_argument(
+        "--solve", choices=("batch", "seq", "rank"), help="find the largest micro-batch, sequence or rank that fits"
+    )
+    parser.add_argument(
+        "--sweep", action="append", nargs="+", metavar="KEY=V,V", help="estimate every combination of these values"
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write the rows of --sweep there")
+    parser.add_argument(
+        "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
+    )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
     device.add_argument("--vram", metavar="SIZE", help="hold against a GPU of this size, such as 10GiB")
@@ -26,12 +38,71 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import fit
     from training.recipe.load import load
 
-    result = fit.fit(load(Path(args.config), args.overrides), gpu=args.gpu, vram=args.vram, solve=args.solve)
+    if args.sweep:
+        return _sweep(args, report)
+    resolved = load(Path(args.config), args.overrides)
+    longest = _longest(resolved.recipe)
+    result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest)
+    traced = _trace(resolved.recipe, result, longest) if args.trace else None
     _print_table(result)
     _fill(report, result)
+    if traced is not None:
+        difference = result.estimate.peak.allocated_bytes / traced.allocated_bytes - 1
+        held, reserved = format_bytes(traced.allocated_bytes), format_bytes(traced.reserved_bytes)
+        report.add(
+            "trace", f"{held} of tensors, {reserved} reserved; the formula's tensors differ by {difference:+.2%}"
+        )
+        if abs(difference) > TRUSTED_DIFFERENCE:
+            report.add("trust", "the trace, since it ran the model's own code; its figures carry no margin")
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
-    return result.to_json()
+    return result.to_json() | ({"trace": traced.to_json()} if traced is not None else {})
+
+
+def _longest(recipe):
+    """The longest record of the recipe's data set; None where rows are packed or nothing is prepared yet."""
+    from training.calculator import lengths
+    from training.core.errors import TrainyardError
+    from training.data import dataset
+
+    if recipe.data.packing or recipe.data.dataset is None:
+        return None
+    try:
+        return lengths.of_stats(dataset.load(dataset.resolve(recipe.data.dataset)).stats)
+    except TrainyardError as error:
+        print(f"data.seq_len counts as the length, since the data is not there: {error.what}", file=sys.stderr)
+        return None
+
+
+def _trace(recipe, result, longest):
+    """The recipe's step under fake tensors, of the same length and on the same device."""
+    from training.calculator import lengths
+    from training.calculator.plan import Plan
+    from training.calculator.trace import trace
+
+    plan = Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
+    return trace(plan)
+
+
+def _sweep(args: argparse.Namespace, report: Report) -> dict:
+    from training.calculator import sweep
+
+    texts = [text for group in args.sweep for text in group]
+    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram)
+    width = max(len(cell.to_json()["overrides"]) for cell in cells)
+    for cell in cells:
+        row = cell.to_json()
+        needed = format_bytes(row["device_bytes"])
+        line = f"  {row['overrides']:<{width}}{needed:>12}  {row['verdict'] or 'unknown':<8}peak at {row['phase']}"
+        print(line, file=sys.stderr)
+    if args.csv:
+        files.write_text(Path(args.csv), sweep.to_csv(cells))
+        report.add("written", args.csv)
+    fitting = sum(cell.fit.fits is not False for cell in cells)
+    report.add("rows", f"{len(cells)}, of which {fitting} fit" if cells[0].fit.device else len(cells))
+    if fitting == 0:
+        report.fail("NONE FITS", DOES_NOT_FIT_EXIT_CODE)
+    return {"schema": 1, "rows": [cell.to_json() for cell in cells]}
 
 
 # ---- for people
@@ -57,7 +128,7 @@ def _print_table(result) -> None:
     for lever in result.levers if result.fits is not True else ():
         fits = {True: ", fits", False: ", still too much", None: ""}[lever.fits]
         saved, then = format_bytes(lever.saved_bytes), format_bytes(lever.device_bytes)
-        print(f"  {lever.override:<44} -{saved} = {then}{fits}; costs {lever.cost}", file=sys.stderr)
+        print(f"  {lever.override:<46} -{saved} = {then}{fits}; costs {lever.cost}", file=sys.stderr)
 
 
 def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
@@ -67,6 +138,8 @@ def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
 
 
 def _fill(report: Report, result) -> None:
+    from training.calculator import advice
+
     estimate, peak = result.estimate, result.estimate.peak
     adapters = "" if estimate.trainable == estimate.parameters else f", {format_count(estimate.trainable)} trained"
     report.add("recipe", f"{result.recipe_name}: {format_count(estimate.parameters)} parameters{adapters}")
@@ -88,5 +161,5 @@ def _fill(report: Report, result) -> None:
         value = result.solution.value
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
-    if result.fits is False and result.levers:
-        report.add("next", f"the same command with {result.levers[0].override}")
+    if result.fits is False and (lever := advice.best(result.levers)):
+        report.add("next", f"the same command with {lever.override}")

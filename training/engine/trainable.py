@@ -17,11 +17,16 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         ("method", recipe.method, METHODS),
         ("optimizer.name", recipe.optimizer.name, OPTIMIZERS),
         ("memory.profile", recipe.memory.profile, ("trainyard",)),
+        ("memory.double_quant", recipe.memory.double_quant, (True,)),
+        ("memory.kbit_upcast", recipe.memory.kbit_upcast, ("auto", False)),
+        ("memory.keep_outputs", recipe.memory.keep_outputs, ("auto", False)),
+        ("memory.autocast", recipe.memory.autocast, (False,)),
+        ("memory.adapter_dtype", recipe.memory.adapter_dtype, ("fp32",)),
     )
     found = [
         UserError(
             f"{key}: {value} can be planned with memfit, and not be trained by this version",
-            where=resolved.origins.get(key), found=value, expected=", ".join(known),
+            where=resolved.origins.get(key), found=value, expected=", ".join(str(one) for one in known),
         )
         for key, value, known in limits
         if value not in known

@@ -50,6 +50,11 @@ class Memory:
     attention: str
     weights: str
     loss_chunk: int | str  # "auto", 0 for the whole logits, or a number of tokens
+    double_quant: bool
+    kbit_upcast: bool | str  # or "auto"
+    keep_outputs: bool | str  # or "auto"
+    autocast: bool
+    adapter_dtype: str
     profile: str
 
 

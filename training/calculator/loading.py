@@ -1,0 +1,92 @@
+"""The tensors of a loaded model one by one, and the requests with which a loader gets there.
+
+Legend in `training.calculator.plan`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from training.calculator.allocator import CachingAllocator
+from training.calculator.plan import Plan
+from training.calculator.shapes import Linear
+
+_LOADED_AHEAD = 4
+"""transformers loads with up to four threads (core_model_loading.py, GLOBAL_WORKERS)."""
+
+
+def weight_sizes(plan: Plan) -> Iterator[int]:
+    """Bytes of each tensor of the base and its adapters, in the order in which a model makes them."""
+    shape, each = plan.shape, plan.weight_bytes
+    yield shape.embedding_parameters * each
+    for _ in range(shape.num_layers):
+        for linear in shape.linears:
+            yield from _nf4(linear, plan) if plan.is_nf4 else (linear.weight * each,)
+            yield linear.out_features * each if linear.bias else 0
+        yield from (shape.hidden_size * each,) * 2
+        yield from (shape.head_dim * each,) * (2 if shape.query_key_norms else 0)
+    yield shape.hidden_size * each
+    yield shape.head_parameters * each
+    yield from adapter_sizes(plan)
+
+
+def adapter_sizes(plan: Plan) -> Iterator[int]:
+    """Bytes of each factor of each adapter."""
+    if not plan.is_adapter:
+        return
+    for _ in range(plan.shape.num_layers):
+        for one in plan.adapted:
+            yield plan.recipe.lora.rank * one.in_features * plan.a
+            yield plan.recipe.lora.rank * one.out_features * plan.a
+
+
+def _nf4(linear: Linear, plan: Plan) -> Iterator[int]:
+    """Packed halves of bytes and a scale for each 64; the scales in 8 bits by blocks of 256 of them, or in float32."""
+    blocks = -(-linear.weight // 64)
+    yield -(-linear.weight // 2)
+    if plan.recipe.memory.double_quant:
+        yield blocks
+        yield 4 * -(-blocks // 256)
+    else:
+        yield 4 * blocks
+
+
+def resident_bytes(plan: Plan) -> int:
+    """What the loaded weights count as allocated."""
+    allocator = CachingAllocator()
+    load(allocator, plan)
+    return allocator.allocated_bytes
+
+
+def load(allocator: CachingAllocator, plan: Plan) -> None:
+    """Make the requests of loading a model and adding its adapters."""
+    if plan.is_nf4:
+        _load_packed(allocator, plan)
+        sizes = adapter_sizes(plan)
+    else:
+        sizes = weight_sizes(plan)
+    for size in sizes:
+        allocator.new(size)
+
+
+def _load_packed(allocator: CachingAllocator, plan: Plan) -> None:
+    """A base arrives in 16 bits, a few matrices ahead of the one that is packed; the rest is lifted to float32 last."""
+    shape = plan.shape
+    linears = [linear for _ in range(shape.num_layers) for linear in shape.linears]
+    rest = [(allocator.new(2 * shape.embedding_parameters), shape.embedding_parameters)]
+    arrived = deque(allocator.new(2 * linear.weight) for linear in linears[:_LOADED_AHEAD])
+    for place, linear in enumerate(linears, _LOADED_AHEAD):
+        for size in _nf4(linear, plan):
+            allocator.new(size)
+        allocator.free(arrived.popleft())
+        if place < len(linears):
+            arrived.append(allocator.new(2 * linears[place].weight))
+        if linear.bias:
+            rest.append((allocator.new(2 * linear.out_features), linear.out_features))
+    small = [shape.hidden_size] * (2 * shape.num_layers + 1)
+    small += [shape.head_dim] * (2 * shape.num_layers if shape.query_key_norms else 0)
+    rest += [(allocator.new(2 * size), size) for size in (*small, shape.head_parameters)]
+    for block, size in rest if plan.lifts_to_float32 else ():
+        allocator.new(4 * size)
+        allocator.free(block)

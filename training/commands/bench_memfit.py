@@ -1,0 +1,31 @@
+"""`bench-memfit`: the estimates held against what others measured."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from training.core.report import Report
+
+SUMMARY = "hold memfit's estimates against published measurements"
+EXAMPLE = "make bench-memfit"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", action="store_true", help="print every row, not the table alone")
+    parser.add_argument("--write", metavar="PAGE", help="put the table into this page, between its two marks")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.calculator import bench
+
+    found = bench.run()
+    print(bench.table(found), file=sys.stderr)
+    for error in found.errors if args.rows else ():
+        print(bench.line(error), file=sys.stderr)
+    if args.write:
+        bench.write(found, Path(args.write))
+        report.add("written", args.write)
+    report.add("rows", f"{len(found.described)} estimated, {len(found.left_out)} left out with a reason")
+    for name, text in bench.judgement(found):
+        report.add(name, text)
+    return found.to_json()
