@@ -69,3 +69,17 @@ def test_what_the_formula_does_not_know_is_refused_by_name(change: dict, part: s
     with pytest.raises(Problems) as caught:
         shapes.from_config(LLAMA | change, "config.json")
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["8", [8], {"a": 1}, 1.5, True, 0, -1, 10**40], ids=repr)
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "hidden_size", "max_position_embeddings"])
+def test_a_size_that_is_none_is_refused_by_name(key: str, value: object):
+    with pytest.raises(Problems, match="no estimate") as refusal:
+        shapes.from_config(LLAMA | {key: value}, "x")
+    assert key in str(refusal.value)
+
+
+@pytest.mark.parametrize("family", [["llama"], {"a": 1}, None, 3], ids=repr)
+def test_a_family_that_is_no_name_is_refused(family: object):
+    with pytest.raises(Problems, match="does not know the architecture"):
+        shapes.from_config({"model_type": family}, "x")

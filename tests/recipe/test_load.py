@@ -199,3 +199,13 @@ def test_every_recipe_that_we_ship_is_valid_and_says_its_commands(path: Path):
     shown = str(path.relative_to(REPOSITORY))
     assert any(f"make train CONFIG={shown}" in line for line in header)
     assert any(f"make memfit CONFIG={shown}" in line for line in header)
+
+
+@pytest.mark.parametrize("name", ["a\\0b.yaml", "x" * 5000 + ".yaml"], ids=["null byte", "too long"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str):
+    path = tmp_path / "r.yaml"
+    path.write_text(f'name: r\nmethod: pretrain\nextends: "{name}"\n')
+    with pytest.raises(Problems, match="not a file's name"):
+        load(path)
+    with pytest.raises(UserError, match="not a file's name|no such recipe"):
+        load(tmp_path / name.replace("\\0", "\0"))

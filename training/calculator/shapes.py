@@ -32,6 +32,8 @@ FAMILIES = {
     "qwen3": _Family(attention_bias=None, output_bias=None, query_key_norms=True, flags=("use_sliding_window",)),
 }
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+_LARGEST_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -184,16 +186,19 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
     family = config.get("model_type")
     if nested := [key for key, value in config.items() if isinstance(value, dict) and "hidden_size" in value]:
         return [_refusal("a configuration that nests models", source, ", ".join(nested), "one model's own config.json")]
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         missing = "its layers, norms and attention as equations in training/calculator"
         known = f"one of {', '.join(FAMILIES)}; for {family!r} is missing: {missing}"
         return [_refusal(f"the formula does not know the architecture {family!r}", source, family, known)]
     problems = []
     if config.get("quantization_config"):
         problems.append(_refusal("the configuration is quantised already", source, "quantization_config", "the base's"))
-    for key in _REQUIRED:
-        if not isinstance(config.get(key), int) or isinstance(config.get(key), bool) or config[key] < 1:
-            problems.append(_refusal(f"{key} is missing or no size", source, config.get(key), "a whole number above 0"))
+    for key in (*_REQUIRED, *_OPTIONAL):
+        value = config.get(key)
+        absent = value is None and key in _OPTIONAL
+        if not absent and not (type(value) is int and 1 <= value <= _LARGEST_SIZE):
+            expected = f"a whole number from 1 to {_LARGEST_SIZE}"
+            problems.append(_refusal(f"{key} is missing or no size", source, str(value)[:80], expected))
     for key in FAMILIES[family].flags:
         if config.get(key):
             problems.append(_refusal(f"the formula does not count {key}", source, config[key], f"{key}: false"))

@@ -62,9 +62,9 @@ def _read_chain(path: Path, chain: tuple[Path, ...]) -> Reading:
     origin = reading.origins.pop("extends", None)
     if base is None:
         return reading
-    target = (path.parent / base).resolve()
     chain = (*chain, path.resolve())
     try:
+        target = _resolved(path.parent / base)
         if target in chain:
             round_trip = " -> ".join(show(step) for step in (*chain, target))
             raise UserError("recipes extend each other in a circle", where=origin, found=round_trip)
@@ -75,6 +75,13 @@ def _read_chain(path: Path, chain: tuple[Path, ...]) -> Reading:
         return reading
     _merge(below, reading)
     return below
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError) as error:  # a null byte, a circle of links
+        raise UserError("not a file's name", found=repr(str(path)[:80])) from error
 
 
 def _read_file(path: Path) -> Reading:
@@ -100,8 +107,11 @@ def _every_key() -> set[str]:
 
 
 def _require_file(path: Path) -> None:
-    if path.is_file():
-        return
+    try:
+        if path.is_file():
+            return
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a null byte
+        raise UserError("not a file's name", where=repr(str(path)[:80]), found=error) from error
     expected, command = "a recipe's file; `make recipe` lists those that exist", "make recipe"
     if path.is_relative_to(paths.REPOSITORY / _OLD_FOLDER) or str(_OLD_FOLDER) in str(path):
         moved = Path("recipes") / str(path).partition(f"{_OLD_FOLDER}/")[2]

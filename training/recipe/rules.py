@@ -55,8 +55,8 @@ def read_config(path: Path, where: str) -> dict:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError("no such config.json", where=where, found=path) from None
-    except (OSError, ValueError) as error:
-        raise UserError("not a config.json", where=where, found=error, expected="a JSON object") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError("not a config.json", where=where, found=str(error)[:200], expected="a JSON object") from error
     if not isinstance(config, dict):
         raise UserError("not a config.json", where=where, found=type(config).__name__, expected="a JSON object")
     return config
@@ -146,7 +146,8 @@ def _shape(values: dict, origins: dict) -> dict:
         return bases.find(model["base"]).config
     if model["config"] is not None:
         config = read_config(config_path(values, origins), "")
-        return config.get("text_config", config)
+        inner = config.get("text_config", config)
+        return inner if isinstance(inner, dict) else config
     return model["arch"] or {}
 
 
