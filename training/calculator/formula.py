@@ -16,6 +16,7 @@ from training.calculator.standing import (
     load_temporaries,
     optimizer_states,
     rounding,
+    rounding_of_all,
     step_temporaries,
     weights,
     workspaces,
@@ -48,12 +49,14 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
     """The moments of a step, from the second one on, when the optimizer's states exist."""
+    rest = rounding(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
 
     def standing(more: int) -> tuple[Term, ...]:
         """What stands beside `more` tensors like each trained one."""
-        return (weights(plan), *_if(rounding(plan, states + more)), *_if(workspaces(plan)), optimizer_states(plan))
+        rests = rounding_of_all(rest, plan, states + more)
+        return (weights(plan), *_if(rests), *_if(workspaces(plan)), optimizer_states(plan))
 
     held = (
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
@@ -63,7 +66,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
     return (
-        Instant("load", (weights(plan), *_if(rounding(plan)), *_if(load_temporaries(plan)))),
+        Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),

@@ -14,11 +14,13 @@ from training.calculator.advice import with_size
 from training.calculator.devices import Device
 from training.calculator.formula import estimate, instants
 from training.calculator.plan import Plan
+from training.calculator.replay import replay
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
 KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len", "rank": "lora.rank"}
 _MOST = {"batch": 1 << 16, "seq": 1 << 22, "rank": 1 << 14}
+_ROUGH_PASSES = 2
 _LEAST = {"batch": 1, "seq": 2, "rank": 1}
 
 
@@ -61,7 +63,12 @@ def largest(
     low = _LEAST[variable]
     if need(low) > device.usable_bytes:
         return Solution(variable, None, None, f"{low} does not fit")
-    near = _last_that(lambda value: _roughly(sized(value), device, on_cpu) <= device.usable_bytes, low, most)
+    near, ratio = low, 1.0
+    for _ in range(_ROUGH_PASSES):
+        near = _last_that(
+            lambda value, at=ratio: _roughly(sized(value), device, on_cpu, at) <= device.usable_bytes, low, most
+        )
+        ratio = 1.0 if on_cpu else replay(Plan.of(sized(near), gpu=device.name)).ratio
     value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
     if value == most:
         limit = "the model's positions" if most == max_positions else "the search"
@@ -77,13 +84,13 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
     return _MOST[variable]
 
 
-def _roughly(recipe: Recipe, device: Device, on_cpu: bool) -> int:
-    """Device bytes with the margins alone, without the replay."""
+def _roughly(recipe: Recipe, device: Device, on_cpu: bool, ratio: float) -> int:
+    """Device bytes with the replay's ratio at another value."""
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
     allocated = max(instant.num_bytes for instant in instants(plan))
     if on_cpu:
         return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
-    return allocated + runtime.reserve(plan, allocated, 1.05).num_bytes + runtime.context(plan).num_bytes
+    return allocated + runtime.reserve(plan, allocated, ratio).num_bytes + runtime.context(plan).num_bytes
 
 
 def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -98,7 +105,7 @@ def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int:
     """A value that fits and whose successor does not, beginning beside `near`; `least` is known to fit."""
-    step = max(1, near // 32)
+    step = max(1, near // 256)
     if fits(near):
         low, high = near, min(most, near + step)
         while high < most and fits(high):

@@ -40,15 +40,18 @@ def workspace_bytes(plan: Plan) -> int:
     return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
 
 
-def rounding(plan: Plan, copies: int = 0) -> Term:
-    """What the caching allocator counts beside the tensors' own bytes: 512 a tensor, and rests that it cannot split.
-
-    `copies` is how many tensors like each trained one stand beside the weights: gradients, states.
-    """
+def rounding(plan: Plan) -> Term:
+    """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
     size = 0 if plan.on_cpu else loading.resident_bytes(plan) - sum(weight_sizes(plan))
-    trained = 0 if plan.is_adapter else copies
-    how = f"the weights' requests replayed, {1 + trained} times" if trained else "the weights' requests replayed"
-    return Term("rounding", max(0, size) * (1 + trained), how, "CUDACachingAllocator.cpp: round_size, should_split")
+    source = "CUDACachingAllocator.cpp: round_size, should_split"
+    return Term("rounding", max(0, size), "the weights' requests replayed", source)
+
+
+def rounding_of_all(once: Term, plan: Plan, copies: int) -> Term:
+    """The same of `copies` more tensors like each trained one: gradients, states. Adapters are too small to count."""
+    times = 1 + (0 if plan.is_adapter else copies)
+    how = f"{once.equation}, {times} times" if times > 1 else once.equation
+    return Term(once.name, once.num_bytes * times, how, once.source)
 
 
 def optimizer_states(plan: Plan) -> Term:

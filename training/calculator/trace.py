@@ -1,9 +1,9 @@
 """A real step under fake tensors: transformers' own code runs, every storage is followed, nothing is held.
 
-The step is the plain Hugging Face one (`memory.profile: hf`) of any causal language model whose forward pass does not
-branch on data, with stand-ins for PEFT's and bitsandbytes' linears. It runs on fake CPU tensors; where CUDA's kernels
-allocate otherwise (softmax, SDPA's choice of mask, cuBLAS) the CUDA way is imitated. Every allocation and every release
-goes through the simulated caching allocator, in the order in which they happen.
+The step is the plain Hugging Face one (`memory.profile: hf`) of an architecture that `shapes` knows, whose forward pass
+does not branch on data, with stand-ins for PEFT's and bitsandbytes' linears. It runs on fake CPU tensors; where CUDA's
+kernels allocate otherwise (softmax, SDPA's choice of mask, cuBLAS) the CUDA way is imitated. Every allocation and every
+release goes through the simulated caching allocator, in the order in which they happen.
 
 This module imports torch, so it is imported inside functions alone. Legend in `training.calculator.plan`.
 """
