@@ -1,9 +1,9 @@
 """`bench-memfit`: the estimates held against what others measured."""
 
 import argparse
-import sys
 from pathlib import Path
 
+from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "hold memfit's estimates against published measurements"
@@ -19,9 +19,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import bench
 
     found = bench.run()
-    print(bench.table(found), file=sys.stderr)
+    say(bench.table(found))
     for error in found.errors if args.rows else ():
-        print(bench.line(error), file=sys.stderr)
+        say(bench.line(error))
     if args.write:
         bench.write(found, Path(args.write))
         report.add("written", args.write)

@@ -1,10 +1,10 @@
 """`memfit`: will a recipe fit, before anything is allocated."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from training.core import files
+from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes, format_count
 
@@ -70,7 +70,7 @@ def _longest(recipe):
     try:
         return lengths.of_stats(dataset.load(dataset.resolve(recipe.data.dataset)).stats)
     except TrainyardError as error:
-        print(f"data.seq_len counts as the length, since the data is not there: {error.what}", file=sys.stderr)
+        say(f"data.seq_len counts as the length, since the data is not there: {error.what}")
         return None
 
 
@@ -94,7 +94,7 @@ def _sweep(args: argparse.Namespace, report: Report) -> dict:
         row = cell.to_json()
         needed = format_bytes(row["device_bytes"])
         line = f"  {row['overrides']:<{width}}{needed:>12}  {row['verdict'] or 'unknown':<8}peak at {row['phase']}"
-        print(line, file=sys.stderr)
+        say(line)
     if args.csv:
         files.write_text(Path(args.csv), sweep.to_csv(cells))
         report.add("written", args.csv)
@@ -111,24 +111,24 @@ def _sweep(args: argparse.Namespace, report: Report) -> dict:
 def _print_table(result) -> None:
     estimate = result.estimate
     winner, second = estimate.ranking[:2]
-    print(f"{result.recipe_name}: the peak is at {winner.name}", file=sys.stderr)
+    say(f"{result.recipe_name}: the peak is at {winner.name}")
     peak_bytes = estimate.peak.device_bytes
     for term in (*winner.terms, *estimate.overhead):
-        print(f"  {_row(term.name, term.num_bytes, peak_bytes)}  {term.equation}", file=sys.stderr)
-    print(f"  {_row('in all', peak_bytes, peak_bytes)}", file=sys.stderr)
-    print("moments of a step (tensors)", file=sys.stderr)
+        say(f"  {_row(term.name, term.num_bytes, peak_bytes)}  {term.equation}")
+    say(f"  {_row('in all', peak_bytes, peak_bytes)}")
+    say("moments of a step (tensors)")
     for instant in estimate.instants:
         mark = {winner.name: "  <- the peak", second.name: "  <- the next"}.get(instant.name, "")
-        print(f"  {_row(instant.name, instant.num_bytes, peak_bytes)}{mark}", file=sys.stderr)
-    print("assumed", file=sys.stderr)
+        say(f"  {_row(instant.name, instant.num_bytes, peak_bytes)}{mark}")
+    say("assumed")
     for line in estimate.assumptions:
-        print(f"  - {line}", file=sys.stderr)
+        say(f"  - {line}")
     if result.levers and result.fits is not True:
-        print("what would save memory", file=sys.stderr)
+        say("what would save memory")
     for lever in result.levers if result.fits is not True else ():
         fits = {True: ", fits", False: ", still too much", None: ""}[lever.fits]
         saved, then = format_bytes(lever.saved_bytes), format_bytes(lever.device_bytes)
-        print(f"  {lever.override:<46} -{saved} = {then}{fits}; costs {lever.cost}", file=sys.stderr)
+        say(f"  {lever.override:<46} -{saved} = {then}{fits}; costs {lever.cost}")
 
 
 def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
