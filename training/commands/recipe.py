@@ -55,7 +55,7 @@ def _show(args: argparse.Namespace, report: Report) -> dict:
     from training.recipe import catalogue
 
     entry = catalogue.find(args.name)
-    text = entry.path.read_text()
+    text = entry.path.read_text(errors="replace")
     say(text)
     report.add("recipe", entry.shown)
     report.add("next", f"make memfit CONFIG={entry.shown}")

@@ -97,6 +97,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, raised where SIGINT would raise KeyboardInterrupt, so that one path cleans up after both."""
 
 
+_NAMING_ERRORS = {
+    errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.EEXIST, errno.EINVAL,
+}  # fmt: skip
+
+
 def translated(error: Exception) -> TrainyardError | None:
     """What an exception of Python or torch means here; None where it is a fault of this program."""
     if isinstance(error, ModuleNotFoundError):
@@ -106,14 +111,16 @@ def translated(error: Exception) -> TrainyardError | None:
             "out of memory", found=str(error).splitlines()[0][:200] if str(error) else None,
             expected="a step that fits this machine", next_command="make memfit CONFIG=... tells what would fit",
         )  # fmt: skip
-    if isinstance(error, OSError):
-        kinds = dict.fromkeys((errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), UserError)
-        kinds |= dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM), MachineError)
-        if kind := kinds.get(error.errno):
-            place = str(error.filename)
-            return kind(
-                "a path cannot be used", where=place if len(place) < 200 else f"{place[:200]} ...", found=error.strerror
-            )
+    if type(error).__name__ == "SafetensorError" and "I/O error" in str(error):
+        return MachineError("a file of weights could not be read or written", found=str(error))
+    if isinstance(error, OSError) and error.errno is not None:
+        kind = UserError if error.errno in _NAMING_ERRORS else MachineError
+        place = str(error.filename or "")
+        return kind(
+            "a path cannot be used",
+            where=f"{place[:200]} ..." if len(place) > 200 else place or None,
+            found=error.strerror,
+        )
     return None
 
 

@@ -86,11 +86,14 @@ def parse_json(text: str | bytes) -> object:
 def read_json(path: Path) -> dict:
     """Read one of our own JSON files. Raises IntegrityError where it is missing, empty or malformed."""
     try:
-        return parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__} and not an object")
+        return value
     except FileNotFoundError:
         raise IntegrityError("a file is missing", where=path, found="nothing", expected="a JSON document") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise IntegrityError("a JSON file is damaged", where=path, found=error, expected="a JSON document") from error
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise IntegrityError("a JSON file is damaged", where=path, found=error, expected="a JSON object") from error
 
 
 # ---- writing

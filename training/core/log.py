@@ -10,6 +10,8 @@ import sys
 
 def say(text: str) -> None:
     """Print a line on stderr, at once; where nobody listens any more, do nothing."""
+    if sys.stderr is None:  # closed by whoever started us; print would then take stdout
+        return
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

@@ -28,7 +28,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> "Progress":
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             self._bar = tqdm(
                 total=self.total, initial=self._done, desc=self.label, unit=self.unit, unit_scale=True,
                 unit_divisor=1024 if self.unit == "B" else 1000, dynamic_ncols=True, leave=False,

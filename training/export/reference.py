@@ -5,7 +5,7 @@ Legend: N compared positions, T tokens of a prompt, V vocabulary entries.
 
 from typing import TYPE_CHECKING
 
-from training.core.errors import IntegrityError
+from training.core.errors import IntegrityError, UserError
 from training.export.checkpoint import Checkpoint
 from training.export.probes import Prompt
 
@@ -34,9 +34,17 @@ def _load(checkpoint: Checkpoint):
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model, report = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-    )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:  # a foreign config.json can fail anywhere in the library; the fault is the folder's
+        raise UserError(
+            "the checkpoint cannot be loaded by transformers", where=checkpoint.folder,
+            found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+            expected="a config.json and weights that fit each other, with no code of its own",
+        ) from error  # fmt: skip
     wrong = sorted(str(key) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in report[kind])
     if wrong:
         raise IntegrityError(

@@ -30,15 +30,15 @@ class Entry:
 
 def entries(folder: Path = FOLDER) -> Iterator[Entry]:
     """Every recipe below the folder, by name; the file of bases is none."""
-    for path in sorted(folder.rglob("*.yaml")):
+    for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
         if path != bases.FILE and not _is_other(path):
             name = str(path.relative_to(folder).with_suffix(""))
-            yield Entry(name, path, path.read_text().partition("\n")[0].removeprefix("#").strip())
+            yield Entry(name, path, path.read_text(errors="replace").partition("\n")[0].removeprefix("#").strip())
 
 
 def _is_other(path: Path) -> bool:
     """Whether a YAML file beside the recipes is something else: a recipe says its method or extends one."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text(errors="replace").splitlines()
     return not any(line.startswith(("method:", "extends:")) for line in lines)
 
 
