@@ -7,6 +7,9 @@ LOCK ?= $(or $(shell cat .venv/lock-name 2>/dev/null),cpu)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TRAINYARD = .venv/bin/python -m training
 
+# They reach the shell as variables of its own, so that no name of a file is ever read as a command.
+export CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE
+
 # A target that needs a variable says so by itself: $(call need,CONFIG,the example)
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
 
@@ -52,40 +55,40 @@ recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE
 
 memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10GiB data.seq_len=1024")
 	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
-	@$(TRAINYARD) memfit --config "$(CONFIG)" $(ARGS)
+	@$(TRAINYARD) memfit --config "$$CONFIG" $(ARGS)
 
 bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows")
 	@$(TRAINYARD) bench-memfit $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
 	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)
-	@$(TRAINYARD) check --config "$(CONFIG)" $(ARGS)
+	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
 .PHONY: data-prepare tokenizer-train
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
-	@$(TRAINYARD) data-prepare $(if $(INPUT),"$(INPUT)") $(ARGS)
+	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)
-	@$(TRAINYARD) tokenizer-train --dataset "$(DATASET)" $(ARGS)
+	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
 
 ##@ Train
 .PHONY: train resume runs evaluate
 train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
 	$(call need,CONFIG,make train CONFIG=recipes/demo/pretrain-stdlib.yaml)
-	@$(TRAINYARD) train --config "$(CONFIG)" $(ARGS)
+	@$(TRAINYARD) train --config "$$CONFIG" $(ARGS)
 
 resume: setup ## Go on with a run. RUN=id or latest
 	$(call need,RUN,make resume RUN=latest)
-	@$(TRAINYARD) resume "$(RUN)" $(ARGS)
+	@$(TRAINYARD) resume "$$RUN" $(ARGS)
 
 runs: setup ## List the runs, or show one: RUN=id or latest
-	@$(TRAINYARD) runs $(if $(RUN),"$(RUN)") $(ARGS)
+	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)
 
 evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step folder
 	$(call need,CHECKPOINT,make evaluate CHECKPOINT=latest)
-	@$(TRAINYARD) evaluate "$(CHECKPOINT)" $(ARGS)
+	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
 
 ##@ Ship
 .PHONY: export-build export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
@@ -94,25 +97,25 @@ export-build: setup ## Fetch the pinned llama.cpp, verified by its hash, into th
 
 export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
 	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
-	@$(TRAINYARD) export-gguf "$(CHECKPOINT)" $(ARGS)
+	@$(TRAINYARD) export-gguf "$$CHECKPOINT" $(ARGS)
 
 verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
 	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
-	@$(TRAINYARD) verify "$(MODEL)" $(ARGS)
+	@$(TRAINYARD) verify "$$MODEL" $(ARGS)
 
 serve-eval: setup ## Swap a model into the running service, smoke it, put the old one back. MODEL=/app/models/...
 	$(call need,MODEL,make serve-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
-	@$(TRAINYARD) serve-eval "$(MODEL)" $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
+	@$(TRAINYARD) serve-eval "$$MODEL" $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-start: setup ## Put a model into service. MODEL=/app/models/...
 	$(call need,MODEL,make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
-	@$(TRAINYARD) serve-start "$(MODEL)" $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
+	@$(TRAINYARD) serve-start "$$MODEL" $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-stop: setup ## Stop the service
-	@$(TRAINYARD) serve-stop $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
+	@$(TRAINYARD) serve-stop $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-status: setup ## Ask the service what it serves
-	@$(TRAINYARD) serve-status $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
+	@$(TRAINYARD) serve-status $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-restore: setup ## Finish the restore that a crash cut short
-	@$(TRAINYARD) serve-restore $(if $(SERVICE),--service "$(SERVICE)") $(ARGS)
+	@$(TRAINYARD) serve-restore $(if $(SERVICE),--service "$$SERVICE") $(ARGS)

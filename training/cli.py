@@ -85,7 +85,9 @@ def main(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+            signal.signal(number, _raise_terminated)
     report = Report(argv)
     try:
         _require_command(argv[0])

@@ -255,3 +255,10 @@ def test_a_budget_in_hours_alone_is_planned_once_the_speed_is_known(monkeypatch:
 def test_the_score_of_the_trial_batches():
     """B81: 8 tokens of sum 16 and 2 tokens of sum 10 are 2.6 a token."""
     assert Score(26.0, 10, 1).loss_nats == pytest.approx(2.6)
+
+
+def test_a_clip_of_zero_clips_nothing():
+    free, *_ = train(recipe_of(optimizer={"grad_clip": 0}, stop={"max_steps": 3}), random_rows(4))
+    wide, *_ = train(recipe_of(optimizer={"grad_clip": 1e9}, stop={"max_steps": 3}), random_rows(4))
+    assert all(torch.equal(a, b) for a, b in zip(free.parameters(), wide.parameters(), strict=True))
+    assert not torch.equal(free[0].weight, tiny_model()[0].weight)

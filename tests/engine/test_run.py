@@ -163,7 +163,8 @@ def test_the_newest_is_chosen_by_number(recipe: Path):
     """B15: 900 and 1000 and a folder that is no step; the pointer is gone."""
     _, run = train(recipe, "stop.max_steps=4")
     for step in (90, 900, 1000):
-        shutil.copytree(run.step_folder(4), run.step_folder(step))
+        folder = shutil.copytree(run.step_folder(4), run.step_folder(step))
+        files.write_json(folder / files.MANIFEST, files.read_json(folder / files.MANIFEST) | {"step": step})
     shutil.copytree(run.step_folder(4), run.checkpoints / "handpicked")
     (run.checkpoints / "latest.json").unlink()
     assert run.latest().name == "step_001000"
@@ -275,3 +276,37 @@ def test_what_the_trainer_does_not_do_is_refused_and_not_passed_over(recipe: Pat
     extra = ["model.base=smollm2-135m-instruct", "model.arch=null"] if override.startswith("method") else []
     assert main(["train", "--config", str(recipe), override, *extra]) == 2
     assert "not be trained by this version" in capsys.readouterr().err and all_runs() == []
+
+
+@pytest.mark.parametrize("foreign", ["run", "step", "state"])
+def test_a_checkpoint_that_is_not_the_runs_own_is_passed_over(recipe: Path, foreign: str, capsys):
+    """Its bytes are right and it is not what the run made at that step."""
+    _, other = train(recipe, "seeds.train=7", "stop.max_steps=8", "checkpoint.keep=9")
+    _, run = train(recipe, "stop.max_steps=8", "checkpoint.keep=9")
+    wanted = final_weights(run)
+    newest = run.step_folder(8)
+    source = {"run": other.step_folder(8), "step": run.step_folder(4), "state": run.step_folder(4) / "state"}[foreign]
+    target = newest / "state" if foreign == "state" else newest
+    shutil.rmtree(target)
+    shutil.copytree(source, target)
+    run.update(status="lost")
+    assert main(["resume", run.id]) == 0
+    assert "passed over" in capsys.readouterr().err and final_weights(run) == wanted
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(recipe: Path, capsys: pytest.CaptureFixture):
+    big = ("model.arch.hidden_size=131072", "model.arch.intermediate_size=524288", "model.arch.num_hidden_layers=200")
+    assert main(["train", "--config", str(recipe), *big]) == 4
+    assert "does not fit this machine" in capsys.readouterr().err and all_runs() == []
+
+
+def test_a_damaged_record_hides_no_other_run(recipe: Path, capsys: pytest.CaptureFixture):
+    _, run = train(recipe, "stop.max_steps=2")
+    damaged = run.path.with_name("99990101-000000-damaged-0000")
+    damaged.mkdir()
+    (damaged / "run.json").write_text("")
+    assert main(["runs"]) == 0
+    text = capsys.readouterr().err
+    assert "damaged" in text and run.id in text
+    assert main(["train", "--config", str(recipe), "stop.max_steps=2", "--reuse"]) == 0
+    assert len(all_runs()) == 2

@@ -207,5 +207,5 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str):
     path.write_text(f'name: r\nmethod: pretrain\nextends: "{name}"\n')
     with pytest.raises(Problems, match="not a file's name"):
         load(path)
-    with pytest.raises(UserError, match="not a file's name|no such recipe"):
+    with pytest.raises(UserError, match=r"not a file's name|no such recipe"):
         load(tmp_path / name.replace("\\0", "\0"))

@@ -26,12 +26,22 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         if document["status"] in ("paused", "failed", "lost"):
             report.add("next", f"make resume RUN={document['id']}")
         return document
-    rows = [_describe(folder) for folder in all_runs()]
+    rows = [_describe_any(folder) for folder in all_runs()]
     for row in rows:
         say(f"{row['id']:<44} {row['status']:<10} {row['steps']:>7}  {row['curve']}")
     report.add("runs", len(rows))
     report.add("next", f"make runs RUN={rows[0]['id']}" if rows else "make train CONFIG=...")
     return {"schema": 1, "runs": rows}
+
+
+def _describe_any(folder) -> dict:
+    """A run whose record is damaged is listed as such, and hides no other one."""
+    from training.core.errors import IntegrityError
+
+    try:
+        return _describe(folder)
+    except IntegrityError as error:
+        return {"id": folder.id, "status": "damaged", "error": str(error), "steps": 0, "curve": ""}
 
 
 def _describe(folder) -> dict:

@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,9 +53,9 @@ def dot_env(path: Path = REPOSITORY / ".env") -> dict[str, str]:
     """The `KEY=VALUE` lines of `.env`, which is read and never written."""
     if not path.is_file():
         return {}
-    lines = (line.strip() for line in path.read_text().splitlines())
+    lines = (line.strip().removeprefix("export ") for line in path.read_text(errors="replace").splitlines())
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    return {key.strip(): value.strip().strip("\"'") for key, value in pairs}
+    return {key.strip(): re.sub(r"\s#.*$", "", value).strip().strip("\"'") for key, value in pairs}
 
 
 def setting(name: str, default: str) -> str:
@@ -102,5 +103,6 @@ def for_people(text: object) -> str:
     places = [*named, (str(REPOSITORY), "."), (str(Path.home()), "~")]
     result = str(text)
     for place, name in places:
-        result = result.replace(place, name)
+        if place != "/":
+            result = re.sub(re.escape(place) + r"(?=/|$|[^\w.-])", lambda _, name=name: name, result)
     return result

@@ -28,7 +28,11 @@ def command_line(argv: list[str]) -> str:
     if not (os.environ.get("MAKELEVEL") and argv):
         return shlex.join([*PROGRAM, *argv])
     # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped
-    variables = shlex.split(os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
+    text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
+    try:
+        variables = shlex.split(text)
+    except ValueError:  # a lone quotation mark in a name
+        variables = text.split()
     pairs = (variable.partition("=") for variable in variables if "=" in variable)
     return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, _, value in pairs)])
 

@@ -7,9 +7,11 @@ import contextlib
 import logging
 
 from training import __version__
+from training.calculator.fit import fit
 from training.calculator.formula import estimate
 from training.core import files, locks
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, RunError, UserError
+from training.core.units import format_bytes
 from training.engine import checkpoint, device, model, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.trainer import Trainer
@@ -30,12 +32,31 @@ def run_key(resolved: Resolved, inputs: Inputs) -> str:
 
 def find_same(key: str) -> RunFolder | None:
     """The newest run of the same key: a completed one first, else one that can be gone on with."""
-    same = [run for run in all_runs() if run.record().get("key") == key]
+    same = [run for run in all_runs() if _key_of(run) == key]
     for wanted in (("completed",), ("paused", "lost", "failed")):
         for run in same:
             if run.status() in wanted and run.latest(checkpoint.STATE_KIND):
                 return run
     return None
+
+
+def _key_of(run: RunFolder) -> str | None:
+    try:
+        return run.record().get("key")
+    except IntegrityError:  # a damaged run is nobody's match
+        return None
+
+
+def _require_fit(resolved: Resolved) -> None:
+    """Raise RunError where the estimate is over this machine, before anything is allocated."""
+    result = fit(resolved)
+    if result.fits is False:
+        raise RunError(
+            "the run does not fit this machine",
+            found=f"{format_bytes(result.estimate.peak.device_bytes)} needed",
+            expected=f"at most {format_bytes(result.device.usable_bytes)} on {result.device.name}",
+            next_command=f"make memfit CONFIG={resolved.path}",
+        )
 
 
 def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, bool]:
@@ -46,6 +67,7 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
     recipe = resolved.recipe
     trainable.require(resolved)
     device.resolve(recipe.memory.weights)
+    _require_fit(resolved)
     inputs = resolve_inputs(recipe)
     model.check_vocabulary(recipe.model.arch["vocab_size"], inputs.tokenizer)
     key = run_key(resolved, inputs)

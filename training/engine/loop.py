@@ -133,7 +133,7 @@ class Loop:
             (sums.nats / max(1, window_tokens)).backward()
             nats, num_bytes = nats + sums.nats.item(), num_bytes + sums.num_bytes
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.optimizer.grad_clip).item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.optimizer.grad_clip or math.inf).item()
         if window_tokens == 0:  # rows of one position can hold the first token of a document alone
             self.optimizer.zero_grad(set_to_none=True)
             return None

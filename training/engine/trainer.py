@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from training.core import files, process
-from training.core.errors import IntegrityError
+from training.core.errors import IntegrityError, Terminated
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
 from training.engine import checkpoint, device, environment, loop, model, optimizer
@@ -67,7 +67,8 @@ class Trainer(loop.Hooks):
         with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
             reason = training.run(state)
         if reason == "interrupted":
-            raise KeyboardInterrupt(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
+            kind = KeyboardInterrupt if self._stop_signal == "SIGINT" else Terminated
+            raise kind(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
         return self._finish(state)
 
     def _state(self, num_rows: int) -> checkpoint.TrainState:
@@ -167,7 +168,9 @@ class Trainer(loop.Hooks):
     @contextlib.contextmanager
     def _signals_stop_softly(self) -> Iterator[None]:
         """Let the first SIGINT or SIGTERM end the run after the step it is in; the second acts at once."""
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handlers = {number: signal.getsignal(number) for number in numbers}
+        handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
         def request(number: int, _frame: object) -> None:
             self._stop_signal = signal.Signals(number).name

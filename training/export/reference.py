@@ -36,8 +36,8 @@ def _load(checkpoint: Checkpoint):
     logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint.folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True,
+            checkpoint.folder, dtype=torch.float32, local_files_only=True, output_loading_info=True,
+            trust_remote_code=False, use_safetensors=True,
         )  # fmt: skip
     except Exception as error:  # a foreign config.json can fail anywhere in the library; the fault is the folder's
         raise UserError(

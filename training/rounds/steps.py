@@ -31,7 +31,7 @@ class StepFailed(TrainyardError):
             found=error.get("what") or f"exit code {exit_code}",
             next_command=error.get("next") or "see the report block of the step above",
         )
-        self.exit_code = exit_code
+        self.exit_code = exit_code if exit_code > 0 else TrainyardError.exit_code  # killed from outside
 
 
 def _die_with_parent() -> None:

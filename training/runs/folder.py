@@ -126,9 +126,9 @@ class RunFolder:
         for step in reversed(self.steps()):
             folder = self.step_folder(step)
             try:
-                files.verify_manifest(folder, "checkpoint")
-                if kind_of_state:
-                    files.verify_manifest(folder / "state", kind_of_state)
+                self._require_own(files.verify_manifest(folder, "checkpoint"), step)
+                if kind_of_state and files.verify_manifest(folder / "state", kind_of_state).get("step") != step:
+                    raise IntegrityError("the state is of another step", where=folder / "state")
             except IntegrityError as error:
                 _logger.warning("checkpoint %s is passed over: %s", step_name(step), error)
                 continue
@@ -136,6 +136,14 @@ class RunFolder:
                 _logger.warning("latest.json does not name %s, the newest complete checkpoint; using that", folder.name)
             return folder
         return None
+
+    def _require_own(self, manifest: dict, step: int) -> None:
+        """Raise IntegrityError where a checkpoint is another run's, another recipe's or another step's."""
+        record = self.record()
+        owned = {"run": record.get("id"), "recipe_sha256": record.get("recipe_sha256"), "step": step}
+        for key, expected in owned.items():
+            if manifest.get(key, expected) != expected:
+                raise IntegrityError(f"the checkpoint is of another {key}", found=manifest[key], expected=expected)
 
     def _named(self, pointer: str) -> int | None:
         try:
