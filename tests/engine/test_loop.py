@@ -213,8 +213,8 @@ def test_a_loss_that_is_not_finite_is_skipped_and_counted_and_too_many_end_the_r
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch: pytest.MonkeyPatch):
-    """A budget of 60 s at one second a step: the plan ends near step 60, decays to its floor there, by an event."""
+def rows_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> Words:
+    """Ten rows whose every batch takes one second by the loop's clock, which stands still otherwise."""
     now = [0.0]
     monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
     rows = random_rows(10)
@@ -225,6 +225,12 @@ def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch
         return slow(model, batch)
 
     rows.loss = one_second
+    return rows
+
+
+def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch: pytest.MonkeyPatch):
+    """A budget of 60 s at one second a step: the plan ends near step 60, decays to its floor there, by an event."""
+    rows = rows_of_a_second_each(monkeypatch)
     recipe = recipe_of(
         stop={"max_steps": 1000, "max_hours": 60 / 3600}, schedule={"kind": "cosine", "min_lr_ratio": 0.1}
     )
@@ -236,16 +242,7 @@ def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch
 
 def test_a_budget_in_hours_alone_is_planned_once_the_speed_is_known(monkeypatch: pytest.MonkeyPatch):
     """A warm-up of 10 % is 6 of the 60 steps that the clock allows, and not a share of a number nobody set."""
-    now = [0.0]
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
-    rows = random_rows(10)
-    slow = rows.loss
-
-    def one_second(model, batch):
-        now[0] += 1.0
-        return slow(model, batch)
-
-    rows.loss = one_second
+    rows = rows_of_a_second_each(monkeypatch)
     limits = {"max_steps": None, "max_hours": 60 / 3600}
     _, _, state, hooks, reason = train(recipe_of(stop=limits, schedule={"kind": "cosine", "warmup": "10%"}), rows)
     assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 60, 6, 60)

@@ -175,7 +175,7 @@ def _model(plan: Plan) -> nn.Module:
         _adapt(model, plan)
     model.train()
     if plan.recipe.memory.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return model
 
 

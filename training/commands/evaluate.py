@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     records = [loss.evaluate(folder, args.split) for folder in folders]
     for folder, record in zip(folders, records, strict=True):
         score = record["score"]
-        text = f"{score['bits_per_byte'] or 0:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
+        text = f"{score['bits_per_byte']:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
         report.add(folder.name, text + (" (measured before)" if record["reused"] else ""))
         say(f"{folder.name}: {text}")
     score = records[-1]["score"]
