@@ -17,10 +17,9 @@ Batch = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sums:
-    """A batch's summed loss in nats, with its graph while training, and what it is summed over."""
+class Counts:
+    """What a batch's loss is summed over: trained tokens, and the bytes of text that they stand for."""
 
-    nats: torch.Tensor
     num_tokens: int
     num_bytes: int
 
@@ -33,11 +32,11 @@ class Objective(Protocol):
     def batch(self, rows: np.ndarray) -> Batch:
         """Build the batch of these row numbers on the CPU, a pure function of them."""
 
-    def num_trained_tokens(self, batch: Batch) -> int:
-        """Count the labels of a batch."""
+    def counts(self, batch: Batch) -> Counts:
+        """Count the labels of a batch that lies on the CPU, so that no device is waited for."""
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> Sums:
-        """Run the model and sum the loss over the labels of a batch, which lies on the model's device."""
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Run the model and sum the loss in nats over the labels of a batch, which lies on the model's device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +84,10 @@ def measure(model: torch.nn.Module, objective: Objective, rows: np.ndarray, micr
         with torch.inference_mode():
             for start in range(0, len(rows), micro_batch):
                 chosen = rows[start : start + micro_batch]
-                batch = {name: tensor.to(device) for name, tensor in objective.batch(chosen).items()}
-                sums = objective.loss(model, batch)
-                nats, num_tokens, num_bytes = (
-                    nats + sums.nats.item(),
-                    num_tokens + sums.num_tokens,
-                    num_bytes + sums.num_bytes,
-                )
+                batch = objective.batch(chosen)
+                counts = objective.counts(batch)
+                nats += objective.loss(model, {name: tensor.to(device) for name, tensor in batch.items()}).item()
+                num_tokens, num_bytes = num_tokens + counts.num_tokens, num_bytes + counts.num_bytes
                 if on_rows:
                     on_rows(len(chosen))
     finally:
