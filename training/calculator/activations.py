@@ -82,13 +82,12 @@ def mask(plan: Plan) -> int:
     Packed rows: one of bool, and SDPA's additive copy in every layer. Eager attention: an additive one, causal or not.
     """
     scores = plan.B * plan.S * plan.S
-    if plan.is_eager and not plan.on_cpu:
+    if plan.is_eager:
         return scores * plan.z
     if not plan.has_mask:
         return 0
     layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.shape.num_layers
-    copies = 0 if plan.is_eager else layers * plan.e
-    return scores * (1 + copies)
+    return scores * (1 + layers * plan.e)
 
 
 def recomputed(plan: Plan) -> int:
@@ -96,12 +95,12 @@ def recomputed(plan: Plan) -> int:
     return plan.T * (per_token_layer(plan) - (4 * plan.shape.hidden_size if plan.z == 4 else 0))
 
 
-def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
+def in_flight(plan: Plan) -> int:
     """The most that one layer's backward holds beyond its saved set: in its feed-forward half, or in its attention.
 
-    When attention goes backward the feed-forward half has given its set back, and its weights' gradients stand
-    (`with_gradients`: they are not counted elsewhere). A 4-bit matrix is unpacked for its own product alone, so none is
-    while attention goes backward.
+    The down projection's gradient stands by then; when attention goes backward the feed-forward half has given its set
+    back, and all its gradients stand. A 4-bit matrix is unpacked for its own product alone, so none is while attention
+    goes backward.
     """
     shape, trained = plan.shape, not plan.is_adapter
     stream = plan.z * shape.hidden_size
@@ -109,8 +108,9 @@ def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
     feed_forward += 2 * max(linear.weight for linear in shape.linears) if plan.is_nf4 else 0
     streams = 2 * stream if trained else stream
     attention = plan.T * (streams + _attention_in_flight(plan) - _free_in_attention(plan))
-    if trained and with_gradients and not plan.accumulates:
-        attention += 3 * plan.weight_bytes * shape.hidden_size * shape.intermediate_size
+    if trained and not plan.accumulates:
+        gradient = plan.weight_bytes * shape.hidden_size * shape.intermediate_size
+        feed_forward, attention = feed_forward + gradient, attention + 3 * gradient
     return max(feed_forward, attention)
 
 

@@ -61,15 +61,19 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     held = (
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
     )  # fmt: skip
-    mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
+    kept, rests = (_if(term(plan)) for term in (kept_outputs, saved_rounding))
+    mask = (positions(plan), *_if(attention_mask(plan)))
     saved = (*held, saved_activations(plan), *rests, *mask)
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
     return (
         Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
-        Instant("loss_backward", (*saved, loss_backward(plan))),
-        Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
+        Instant("loss_backward", (*saved, *chunk_gradients(plan, 1), loss_backward(plan))),
+        Instant(
+            "head_backward", (*saved, *(chunk_gradients(plan, 2) or _if(head_gradient(plan))), head_backward(plan))
+        ),
+        *((Instant("chunks_joined", (*saved, *joined)),) if (joined := chunk_gradients(plan, 3)) else ()),
         Instant("layer_backward", (*in_layers, *layer_backward(plan))),
         Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
         Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
@@ -116,11 +120,19 @@ def attention_mask(plan: Plan) -> Term:
     )  # fmt: skip
 
 
+def positions(plan: Plan) -> Term:
+    """The rotary tables of a step, which every layer reads; packed rows have positions of their own."""
+    rows = plan.B if plan.recipe.data.packing else 1
+    size = rows * plan.S * 2 * plan.z * plan.shape.head_dim
+    return Term("positions", size, "2z*d a position", "cosines and sines (arXiv 2104.09864)")
+
+
 def logits(plan: Plan) -> Term:
-    each = plan.logit_bytes + 4 + (4 if plan.logit_bytes < 4 else 0)
+    """The plain step's model holds its logits while the loss works on a copy; the trainer's step lets go of them."""
+    each = 8 + (plan.logit_bytes if plan.is_hf and plan.logit_bytes < 4 else 0)
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "logits, their float32 copy, log-softmax (torch cross_entropy)",
+        "float32 logits and their log-softmax (torch cross_entropy), beside 16-bit ones that the model still holds",
     )  # fmt: skip
 
 
@@ -157,10 +169,22 @@ def head_gradient(plan: Plan) -> Term:
     )
 
 
-def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ...]:
+def chunk_gradients(plan: Plan, heads: int) -> tuple[Term, ...]:
+    """What a loss in chunks piles up while it goes back: the hidden states' gradients, and the head's.
+
+    `heads` is 1 for the sum so far, 2 with the next chunk's beside it, 3 while the two are added up.
+    """
+    if plan.logit_tokens == plan.T:
+        return ()
+    hidden = Term("hidden_gradients", plan.T * plan.z * plan.shape.hidden_size, "T * z*h", "one part a chunk")
+    one = head_gradient(plan)
+    return hidden, *_if(Term(one.name, heads * one.num_bytes, f"{heads} * {one.equation}", one.source))
+
+
+def layer_backward(plan: Plan) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term(
-        "layer_backward", activations.in_flight(plan, with_gradients=with_gradients),
+        "layer_backward", activations.in_flight(plan),
         "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
         _AUTOGRAD,
     )  # fmt: skip
@@ -169,16 +193,17 @@ def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ..
 
 
 def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
-    """The layer whose backward comes last: every other layer's set is free, and all the layers' gradients stand."""
-    missing = (
-        0
-        if plan.is_adapter or plan.accumulates or plan.shape.tied
-        else plan.shape.embedding_parameters * plan.weight_bytes
-    )
-    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
+    """The layer whose backward comes last: every other layer's set is free, and those layers' gradients stand."""
+    missing = plan.shape.layer_parameters + (0 if plan.shape.tied else plan.shape.embedding_parameters)
+    if plan.is_adapter or plan.accumulates:
+        missing = 0
+    grown = Term(
+        "gradients", plan.trainable_bytes - missing * plan.weight_bytes, "trained but for this layer and its input",
+        _AUTOGRAD,
+    )  # fmt: skip
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
     own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, with_gradients=False))
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
 
 
 def recomputed_layer(plan: Plan) -> Term:
