@@ -39,6 +39,7 @@ def test_the_terms_of_a_small_model_by_hand(recipe):
         "optimizer_states": 4_196_608 * 8,
         "activations": 512 * (4 * per_layer + 12 * 256),
         "attention_mask": 2 * 256 * 256 * (1 + 4 * 4),
+        "positions": 512 * 2 * 4 * 64,
         "logits_and_loss": 512 * 4096 * 12,
     }
 

@@ -76,8 +76,8 @@ def _adapters(plan: Plan, names: tuple[str, ...] | None = None) -> int:
     return total
 
 
-def mask(plan: Plan) -> int:
-    """The attention mask of a batch, where attention takes one as a tensor.
+def mask(plan: Plan, layers: int | None = None) -> int:
+    """The attention mask of a batch, where attention takes one as a tensor; `layers` keep it, by default all that do.
 
     Packed rows: one of bool, and SDPA's additive copy in every layer. Eager attention: an additive one, causal or not.
     """
@@ -86,13 +86,23 @@ def mask(plan: Plan) -> int:
         return scores * plan.z
     if not plan.has_mask:
         return 0
-    layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.shape.num_layers
+    if layers is None:
+        layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.shape.num_layers
     return scores * (1 + layers * plan.e)
 
 
 def recomputed(plan: Plan) -> int:
     """A layer's set under checkpointing: a float32 stream's first norm reads the stored input itself."""
     return plan.T * (per_token_layer(plan) - (4 * plan.shape.hidden_size if plan.z == 4 else 0))
+
+
+def passing(plan: Plan) -> int:
+    """The most bytes of one token in one layer without gradients: in its feed-forward half, or in its attention."""
+    shape, e = plan.shape, plan.e
+    keys = 2 * shape.num_key_value_heads * shape.head_dim + 2 * plan.key_width
+    scores = shape.num_heads * (plan.S * (8 if e == 4 else 10) if plan.is_eager else 4)
+    attention = e * (2 * plan.query_width + keys) + scores
+    return (2 * plan.z + e) * shape.hidden_size + max(3 * e * shape.intermediate_size, attention)
 
 
 def in_flight(plan: Plan) -> int:

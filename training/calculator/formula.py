@@ -52,6 +52,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     rest = rounding(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
+    is_recomputed = plan.recipe.memory.gradient_checkpointing
 
     def standing(more: int) -> tuple[Term, ...]:
         """What stands beside `more` tensors like each trained one."""
@@ -68,6 +69,11 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     last = (gradients(plan), *kept)
     return (
         Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
+        *(
+            (Instant("layer_forward", (*held, saved_layers(plan), *mask, passing_layer(plan))),)
+            if is_recomputed
+            else ()
+        ),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, *chunk_gradients(plan, 1), loss_backward(plan))),
         Instant(
@@ -78,7 +84,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
         Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
         Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
         Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing(0), *mask, evaluation(plan))),
+        Instant("evaluation", (*standing(0), *evaluation(plan))),
         Instant("checkpoint_save", standing(0)),
     )
 
@@ -113,9 +119,9 @@ def saved_rounding(plan: Plan) -> Term:
     return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
 
 
-def attention_mask(plan: Plan) -> Term:
+def attention_mask(plan: Plan, layers: int | None = None) -> Term:
     return Term(
-        "attention_mask", activations.mask(plan), "B * S*S * (1 + e a layer; eager: z)",
+        "attention_mask", activations.mask(plan, layers), "B * S*S * (1 + e a layer; eager: z)",
         "packed rows need a block-diagonal mask (SDPA: an additive copy in each layer); eager attention always has one",
     )  # fmt: skip
 
@@ -233,9 +239,18 @@ def embedding_gradients(plan: Plan) -> Term:
 # ---- between steps
 
 
-def evaluation(plan: Plan) -> Term:
-    """One layer at a time and nothing saved (at most what it would keep), or the logits of a micro-batch after it."""
-    return max(layer_set(plan, "evaluated_layer"), logits(plan), key=lambda term: term.num_bytes)
+def passing_layer(plan: Plan) -> Term:
+    """A layer whose modules keep nothing."""
+    size = plan.T * activations.passing(plan)
+    return Term("passing_layer", size, "T * [2z*h + e*h + max(3e*f, attention)]", "what a layer's modules hold at once")
+
+
+def evaluation(plan: Plan) -> tuple[Term, ...]:
+    """One layer at a time with nothing saved, or the logits of a micro-batch behind the last hidden states."""
+    hidden = 2 * plan.e * plan.T * plan.shape.hidden_size
+    layer = (passing_layer(plan), positions(plan), *_if(attention_mask(plan, layers=1)))
+    head = (logits(plan), Term("hidden_states", hidden, "T * 2e*h", "all of them, and those that are trained on"))
+    return max(layer, head, key=lambda terms: sum(term.num_bytes for term in terms))
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:
