@@ -97,12 +97,12 @@ def recomputed(plan: Plan) -> int:
 
 
 def passing(plan: Plan) -> int:
-    """The most bytes of one token in one layer without gradients: in its feed-forward half, or in its attention."""
+    """The most bytes of one token in a layer that keeps nothing, its input apart: feed-forward half or attention."""
     shape, e = plan.shape, plan.e
     keys = 2 * shape.num_key_value_heads * shape.head_dim + 2 * plan.key_width
     scores = shape.num_heads * (plan.S * (8 if e == 4 else 10) if plan.is_eager else 4)
     attention = e * (2 * plan.query_width + keys) + scores
-    return (2 * plan.z + e) * shape.hidden_size + max(3 * e * shape.intermediate_size, attention)
+    return e * shape.hidden_size + max(3 * e * shape.intermediate_size, attention)
 
 
 def in_flight(plan: Plan) -> int:

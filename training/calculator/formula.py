@@ -67,26 +67,22 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     saved = (*held, saved_activations(plan), *rests, *mask)
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
-    return (
-        Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
-        *(
-            (Instant("layer_forward", (*held, saved_layers(plan), *mask, passing_layer(plan))),)
-            if is_recomputed
-            else ()
-        ),
-        Instant("forward_end", (*saved, logits(plan))),
-        Instant("loss_backward", (*saved, *chunk_gradients(plan, 1), loss_backward(plan))),
-        Instant(
-            "head_backward", (*saved, *(chunk_gradients(plan, 2) or _if(head_gradient(plan))), head_backward(plan))
-        ),
-        *((Instant("chunks_joined", (*saved, *joined)),) if (joined := chunk_gradients(plan, 3)) else ()),
-        Instant("layer_backward", (*in_layers, *layer_backward(plan))),
-        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
-        Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
-        Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing(0), *evaluation(plan))),
-        Instant("checkpoint_save", standing(0)),
-    )
+    joined, head = chunk_gradients(plan, 3), chunk_gradients(plan, 2) or _if(head_gradient(plan))
+    moments = {
+        "load": (weights(plan), *_if(rest), *_if(load_temporaries(plan))),
+        "layer_forward": (*held, saved_layers(plan), *mask, passing_layer(plan, 0)) if is_recomputed else (),
+        "forward_end": (*saved, logits(plan)),
+        "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
+        "head_backward": (*saved, *head, head_backward(plan)),
+        "chunks_joined": (*saved, *joined) if joined else (),
+        "layer_backward": (*in_layers, *layer_backward(plan)),
+        "first_layer_backward": (*standing(1), *mask, *kept, *first_layer_backward(plan)),
+        "backward_end": (*standing(1), *last, *_if(embedding_gradients(plan))),
+        "optimizer_step": (*standing(1 + copies), *last, *_if(step_temporaries(plan))),
+        "evaluation": (*standing(0), *evaluation(plan)),
+        "checkpoint_save": standing(0),
+    }
+    return tuple(Instant(name, terms) for name, terms in moments.items() if terms)
 
 
 def _if(term: Term) -> tuple[Term, ...]:
@@ -239,16 +235,17 @@ def embedding_gradients(plan: Plan) -> Term:
 # ---- between steps
 
 
-def passing_layer(plan: Plan) -> Term:
-    """A layer whose modules keep nothing."""
-    size = plan.T * activations.passing(plan)
-    return Term("passing_layer", size, "T * [2z*h + e*h + max(3e*f, attention)]", "what a layer's modules hold at once")
+def passing_layer(plan: Plan, streams: int) -> Term:
+    """A layer whose modules keep nothing, beside `streams` residual streams that are not counted elsewhere."""
+    each = streams * plan.z * plan.shape.hidden_size + activations.passing(plan)
+    how = f"T * [{streams}z*h + e*h + max(3e*f, attention)]"
+    return Term("passing_layer", plan.T * each, how, "what a layer's modules hold at once")
 
 
 def evaluation(plan: Plan) -> tuple[Term, ...]:
     """One layer at a time with nothing saved, or the logits of a micro-batch behind the last hidden states."""
     hidden = 2 * plan.e * plan.T * plan.shape.hidden_size
-    layer = (passing_layer(plan), positions(plan), *_if(attention_mask(plan, layers=1)))
+    layer = (passing_layer(plan, 2), positions(plan), *_if(attention_mask(plan, layers=1)))
     head = (logits(plan), Term("hidden_states", hidden, "T * 2e*h", "all of them, and those that are trained on"))
     return max(layer, head, key=lambda terms: sum(term.num_bytes for term in terms))
 
