@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from training.calculator import advice, devices, lengths, shapes
+from training.calculator import advice, devices, history, lengths, nvml, shapes
 from training.calculator import solve as solving
 from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
+from training.core.errors import MachineError, RunError
+from training.core.units import format_bytes
 from training.recipe.load import Resolved
 
 
@@ -22,6 +24,7 @@ class Fit:
     device: Device | None
     levers: tuple[advice.Lever, ...]
     solution: solving.Solution | None
+    record: tuple[history.Past, ...]  # runs of this device that are over
 
     @property
     def verdict(self) -> str | None:
@@ -46,16 +49,18 @@ class Fit:
             **self.estimate.to_json(),
             "advice": [lever.to_json() for lever in self.levers],
             "solve": self.solution.to_json() if self.solution else None,
+            "record": [past.to_json() for past in self.record] or None,
         }
 
 
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
-    longest: Longest | None = None, with_levers: bool = True,
+    longest: Longest | None = None, with_levers: bool = True, with_record: bool = False,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
+    `with_record` reads what this machine's finished runs peaked at.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
@@ -68,4 +73,32 @@ def fit(
     if solve is not None:
         positions = shapes.of_model(recipe.model).max_positions
         solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
-    return Fit(recipe.name, now, device, levers, solution)
+    record = history.of_device(device) if with_record else ()
+    return Fit(recipe.name, now, device, levers, solution, record)
+
+
+def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
+    """Hold a recipe against this machine, before anything is allocated.
+
+    Raises MachineError where nothing here can train it, RunError where it does not fit; with who else uses the GPU.
+    """
+    result = fit(resolved, longest=longest)
+    needed = f"{format_bytes(result.estimate.peak.device_bytes)} needed"
+    if result.device is None:
+        raise MachineError(
+            f"{nvml.ask().problem}, and a CPU trains in fp32 alone", found=needed,
+            expected="a GPU, or memory.weights=fp32", next_command="make doctor",
+        )  # fmt: skip
+    if result.fits is False:
+        lever = advice.best(result.levers)
+        longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
+        raise RunError(
+            "the run does not fit this machine", found=needed + longest_record, expected=_room(result.device),
+            next_command=f"try {lever.override if lever else 'a smaller model'} (make memfit CONFIG={resolved.path})",
+        )  # fmt: skip
+    return result
+
+
+def _room(device: Device) -> str:
+    users = f"; in use by {', '.join(device.users)}" if device.users else ""
+    return f"at most {format_bytes(device.usable_bytes)}, usable of {device.name}{users}"
