@@ -7,6 +7,7 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 from __future__ import annotations
 
 from training.calculator import activations, layers, runtime
+from training.calculator.calibration import Calibration
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.plan import Plan
 from training.calculator.standing import (
@@ -26,16 +27,19 @@ from training.recipe.model import Recipe
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
-def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None) -> Estimate:
+def estimate(
+    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, calibration: Calibration | None = None
+) -> Estimate:
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
-    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known.
+    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known,
+    and `calibration` what was measured of it, by default this machine's own record.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, calibration=calibration)
     moments = instants(plan)
     overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(

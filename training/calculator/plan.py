@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from training.calculator.calibration import Calibration, find
 from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
 from training.recipe.model import Recipe
@@ -26,11 +27,15 @@ class Plan:
     shape: Shape
     on_cpu: bool = False
     gpu: str | None = None  # its name, where it is known
+    calibration: Calibration | None = None  # what was measured of it, where it was
 
     @classmethod
-    def of(cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None) -> Plan:
+    def of(
+        cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None, calibration: Calibration | None = None
+    ) -> Plan:
         """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
-        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu)
+        known = calibration or (None if on_cpu else find(gpu))
+        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, known)
         _ = plan.adapted  # raises on a target that matches nothing
         return plan
 

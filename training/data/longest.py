@@ -1,21 +1,30 @@
-"""The longest record of the data that a recipe names: by its tokens where they were counted, else by its bytes."""
+"""The longest record of the data that a recipe names: by its tokens where they were counted, else by its bytes.
+
+Rows that are packed have no use for it and are told so at no cost, so the data's readers are imported behind that.
+"""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.calculator import lengths
 from training.calculator.lengths import Longest
 from training.core import files
 from training.core.errors import TrainyardError
 from training.core.log import say
-from training.data import dataset, tokens
 from training.recipe.model import Recipe
-from training.tokenizer import artifact
+
+if TYPE_CHECKING:
+    from training.data.dataset import Dataset
 
 
 def of_recipe(recipe: Recipe) -> Longest | None:
     """Find it in the train split; None where rows are packed, or nothing is prepared or bounded yet."""
     if recipe.data.packing or recipe.data.dataset is None:
         return None
+    from training.data import dataset, tokens
+
     try:
         found = dataset.load(dataset.resolve(recipe.data.dataset))
         counted = _tokens_folder(found, recipe)
@@ -26,8 +35,11 @@ def of_recipe(recipe: Recipe) -> Longest | None:
         return None
 
 
-def _tokens_folder(found: dataset.Dataset, recipe: Recipe) -> Path | None:
+def _tokens_folder(found: Dataset, recipe: Recipe) -> Path | None:
     """Where the data set lies in tokens of the recipe's tokenizer; None where it does not."""
+    from training.data import tokens
+    from training.tokenizer import artifact
+
     if recipe.tokenizer.path is None:
         return None
     folder = tokens.folder_of(found, artifact.load(artifact.resolve(recipe.tokenizer.path)))

@@ -1,0 +1,94 @@
+"""A recipe's step on the GPU, measured and held against its estimate; what it leaves is the GPU's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from training.calculator import calibration, formula, nvml
+from training.calculator.calibration import Calibration, Comparison
+from training.calculator.gpu_meter import GpuMeter, warm_up
+from training.calculator.nvml import Gpu
+from training.calculator.probe import MakeProbe
+from training.core import version
+from training.core.errors import MachineError
+from training.recipe.load import Resolved
+from training.recipe.model import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+_STEPS = 3
+_ALLOWED = 0.10
+"""How far the tensors' estimate may be off, either way. The device's may not be under at all."""
+
+
+def calibrate(resolved: Resolved, make_probe: MakeProbe, gpu: Gpu, driver: str) -> tuple[dict, list[Comparison]]:
+    """Run three steps and an evaluation of a recipe on a GPU that is idle.
+
+    Returns the record and two comparisons: the tensors', and the device's. `gpu.used_bytes` must have been read before
+    this process touched CUDA.
+    """
+    import pynvml
+    import torch
+
+    device = torch.device("cuda")
+    _require_same(torch.cuda.get_device_name(device), gpu)
+    pynvml.nvmlInit()
+    try:
+        measured = measure(
+            resolved.recipe, make_probe, device,
+            lambda: GpuMeter(torch.cuda, lambda: nvml.used_bytes(gpu.uuid), gpu.used_bytes),
+        )  # fmt: skip
+    finally:
+        pynvml.nvmlShutdown()
+    record = {
+        "schema": 1, "kind": calibration.KIND, "gpu": {"name": gpu.name, "total_bytes": gpu.total_bytes},
+        "driver": driver, "torch": calibration.torch_version(), "cuda": torch.version.cuda,
+        "recipe": {"name": resolved.recipe.name, "sha256": resolved.sha256},
+        "idle_bytes": gpu.used_bytes, "other_users": list(gpu.users), **measured,
+    }  # fmt: skip
+    known = Calibration(gpu.name, record["torch"], driver, record["context_bytes"], record["workspace_bytes"])
+    estimate = formula.estimate(resolved.recipe, on_cpu=False, gpu=gpu.name, calibration=known).peak
+    comparisons = [
+        Comparison("tensors", measured["peak"]["allocated_bytes"], estimate.allocated_bytes, _ALLOWED, _ALLOWED),
+        Comparison("device", measured["peak"]["device_bytes"], estimate.device_bytes, 0, None),
+    ]
+    return record | {
+        "estimate": asdict(estimate), "comparisons": [one.to_json() for one in comparisons], "tool": version.tool(),
+    }, comparisons  # fmt: skip
+
+
+def _require_same(name: str, gpu: Gpu) -> None:
+    if name != gpu.name:
+        raise MachineError(
+            "CUDA and NVML number the GPUs differently", where="CUDA_VISIBLE_DEVICES", found=f"{name} and {gpu.name}",
+            expected="one order", next_command="export CUDA_DEVICE_ORDER=PCI_BUS_ID, then the same command",
+        )  # fmt: skip
+
+
+def measure(recipe: Recipe, make_probe: MakeProbe, device: torch.device, new_meter: Callable[[], GpuMeter]) -> dict:
+    """The figures of a record: context and workspaces, the peaks of the first step, of later ones and an evaluation."""
+    import torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(recipe.memory.weights, torch.float16)
+    meter, first, later = (new_meter() for _ in range(3))
+    workspaces = warm_up(meter, device, dtype)
+    meter.forget()
+    with meter.phase("load"):
+        probe = make_probe(recipe, device, dtype)
+    probe.step(first.phase)
+    for _ in range(_STEPS - 1):
+        probe.step(later.phase)
+    probe.evaluate(later.phase)
+    contexts = meter.contexts | first.contexts | later.contexts
+    peak = meter.peak.highest(first.peak).highest(later.peak)
+    return {
+        "context_bytes": max(0, *contexts.values()), "workspace_bytes": max(0, *workspaces.values()),
+        "contexts": contexts, "workspaces": workspaces,
+        "stages": {name: asdict(one) for name, one in meter.readings.items()},
+        "first_step": {name: asdict(one) for name, one in first.readings.items()},
+        "later_steps": {name: asdict(one) for name, one in later.readings.items()},
+        "peak": asdict(peak),
+    }  # fmt: skip
