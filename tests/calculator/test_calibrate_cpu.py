@@ -19,7 +19,8 @@ VARIANTS = (
     "memory.gradient_checkpointing=true memory.weights=bf16 batch.accumulate=2",
     "memory.loss_chunk=128 model.arch.tie_word_embeddings=false batch.accumulate=2",
     "memory.gradient_checkpointing=true memory.loss_chunk=128", "model.arch.num_key_value_heads=4 data.micro_batch=1",
-    "memory.gradient_checkpointing=true model.arch.vocab_size=512", "model.arch.hidden_size=512 model.arch.num_attention_heads=8",
+    "memory.gradient_checkpointing=true model.arch.vocab_size=512",
+    "model.arch.hidden_size=512 model.arch.num_attention_heads=8",
 )  # fmt: skip
 
 

@@ -35,7 +35,8 @@ def test_the_runs_of_a_device_are_its_record():
     "text",
     [
         "", "{", "[]", "null", '{"device": "cpu"}', '{"device": "cpu", "estimate_bytes": null, "peak_bytes": 5}',
-        '{"device": "cpu", "estimate_bytes": 5, "peak_bytes": 0}', '{"device": 7, "estimate_bytes": 5, "peak_bytes": 5}',
+        '{"device": "cpu", "estimate_bytes": 5, "peak_bytes": 0}',
+        '{"device": 7, "estimate_bytes": 5, "peak_bytes": 5}',
         '{"device": "cpu", "estimate_bytes": true, "peak_bytes": true}',
     ],
 )  # fmt: skip
