@@ -13,12 +13,14 @@ from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
 from training.calculator.plan import Plan
+from training.core.errors import UserError
 from training.recipe.load import Resolved
 
 if TYPE_CHECKING:
     from training.calculator.trace import Traced
 
-    Trace = Callable[[Plan], Traced]
+Trace = Callable[[Plan], "Traced"]
+"""Runs a plan's step under fake tensors: `training.calculator.trace.trace`, which imports torch."""
 
 
 TRUSTED_DIFFERENCE = 0.02
@@ -91,9 +93,14 @@ def fit(
     by_formula, solution, levers = None, None, ()
     try:
         by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name)
-    except shapes.UnknownShape:
-        if trace is None or solve is not None:
+    except shapes.UnknownShape as error:
+        if trace is None:
             raise
+        if solve is not None:
+            raise UserError(
+                "a model that is traced is not solved for", where="--solve", found=error.what, expected=error.expected,
+                next_command="leave --solve away, and try sizes with --sweep",
+            ) from error  # fmt: skip
     if by_formula is not None:
         levers = tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu)) if with_levers else ()
         if solve is not None:

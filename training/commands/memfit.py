@@ -80,7 +80,7 @@ def _sweep(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import sweep
 
     texts = [text for group in args.sweep for text in group]
-    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram)
+    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, trace=_trace)
     width = max(len(cell.to_json()["overrides"]) for cell in cells)
     for cell in cells:
         row = cell.to_json()
@@ -158,6 +158,9 @@ def _fill(report: Report, result) -> None:
     if result.other is not None:
         _add_second_opinion(report, result)
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
+    if lever := advice.best(result.levers):
+        saved = format_bytes(lever.saved_bytes)
+        report.add("lower it", f"{lever.override} saves {saved}; costs {lever.cost}")
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
         total = format_bytes(result.device.total_bytes)
@@ -171,5 +174,5 @@ def _fill(report: Report, result) -> None:
         value = result.solution.value
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
-    if result.fits is False and (lever := advice.best(result.levers)):
+    if result.fits is False and lever:
         report.add("next", f"the same command with {lever.override}")
