@@ -11,7 +11,7 @@ from training.core.errors import RunError
 from training.engine import checkpoint, loop, optimizer
 from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
-from training.objectives.contract import Counts, Score
+from training.objectives.contract import Batch, Score
 from training.recipe.load import Resolved
 
 VOCAB = 11
@@ -24,18 +24,15 @@ class Words:
         self.rows, self.num_rows = rows, len(rows)
         self.seen: list[int] = []
 
-    def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    def batch(self, rows: np.ndarray) -> Batch:
         width = max(len(self.rows[row]) for row in rows)
         padded = [self.rows[row] + [-100] * (width - len(self.rows[row])) for row in rows]
         self.seen += [int(row) for row in rows]
-        return {"tokens_BT": torch.tensor(padded)}
+        num_tokens = sum(len(self.rows[row]) - 1 for row in rows)
+        return Batch({"tokens_BT": torch.tensor(padded)}, num_tokens, num_tokens)
 
-    def counts(self, batch: dict[str, torch.Tensor]) -> Counts:
-        num_tokens = int((batch["tokens_BT"][:, 1:] != -100).sum())
-        return Counts(num_tokens, num_tokens)
-
-    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        tokens_BT = batch["tokens_BT"]
+    def loss(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        tokens_BT = tensors["tokens_BT"]
         labels_BT = tokens_BT[:, 1:]
         logits_BTV = model(tokens_BT[:, :-1].clamp(min=0))
         return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
@@ -118,10 +115,10 @@ def test_accumulation_weighs_tokens_and_not_batches():
     """B16: one token of loss 4 and three of loss 1 make 1.75, and the gradient of the batch of both rows."""
 
     class Forced(Words):
-        def loss(self, model, batch):
-            num_tokens = self.counts(batch).num_tokens
+        def loss(self, model, tensors):
+            num_tokens = int((tensors["tokens_BT"][:, 1:] != -100).sum())
             wanted = 4.0 if num_tokens == 1 else 1.0
-            return super().loss(model, batch) * 0 + wanted * num_tokens + model[2].bias.sum() * 0
+            return super().loss(model, tensors) * 0 + wanted * num_tokens + model[2].bias.sum() * 0
 
     hooks = Recorder()
     recipe = recipe_of(batch={"accumulate": 2}, stop={"max_steps": 1})
@@ -200,8 +197,8 @@ def test_a_finished_state_makes_no_step():
 
 def test_a_loss_that_is_not_finite_is_skipped_and_counted_and_too_many_end_the_run():
     class Sick(Words):
-        def loss(self, model, batch):
-            return super().loss(model, batch) * (math.nan if self.sick else 1.0)
+        def loss(self, model, tensors):
+            return super().loss(model, tensors) * (math.nan if self.sick else 1.0)
 
     rows = Sick(random_rows(4).rows)
     rows.sick = True

@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, by its path
 
-from tests.gpu.rows import ROWS, Row  # noqa: E402
-from training.core import files  # noqa: E402
-from training.core.paths import REPOSITORY  # noqa: E402
+from tests.gpu.rows import ROWS, Row
+from training.core import files
+from training.core.paths import REPOSITORY
 
 _MIB = 1 << 20
 _ROW_SECONDS = 90

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from training.recipe.model import Recipe
+    from training.recipe.model import Optimizer, Recipe
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Surrounds a part of a step by its name: `forward`, `backward`, `optimizer_step` or `evaluation`."""
@@ -32,5 +32,16 @@ class StepProbe(Protocol):
         """Run one micro-batch without gradients."""
 
 
-MakeProbe = Callable[["Recipe", "torch.device", "torch.dtype"], StepProbe]
-"""Builds a probe of a recipe. Raises UserError where its step cannot be run."""
+MakeOptimizer = Callable[["torch.nn.Module", "Optimizer"], "torch.optim.Optimizer"]
+
+
+class MakeProbe(Protocol):
+    """Builds a probe."""
+
+    def __call__(
+        self, recipe: Recipe, device: torch.device, dtype: torch.dtype, make_optimizer: MakeOptimizer | None = None
+    ) -> StepProbe:
+        """Build the probe of a recipe, with an optimizer of its own or `make_optimizer`'s.
+
+        Raises UserError where its step cannot be run.
+        """

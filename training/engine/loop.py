@@ -129,8 +129,7 @@ class Loop:
         started = time.monotonic()
         rows = self._next_rows(state)
         batches = self._micro_batches(rows)
-        counts = [self.objective.counts(batch) for batch in batches]
-        window_tokens = sum(one.num_tokens for one in counts)
+        window_tokens = sum(batch.num_tokens for batch in batches)
         state.step += 1
         rate = state.plan.rate(state.step)
         nats = sum(self._backward(batch, window_tokens) for batch in batches)
@@ -148,14 +147,13 @@ class Loop:
         self._skipped_in_a_row = 0
         seconds = time.monotonic() - started
         state.trained_tokens += window_tokens
-        num_bytes = sum(one.num_bytes for one in counts)
+        num_bytes = sum(batch.num_bytes for batch in batches)
         return StepResult(Score(nats, window_tokens, num_bytes), rate, grad_norm, seconds)
 
     def _backward(self, batch: Batch, window_tokens: int) -> float:
         """Add a micro-batch's share to the gradients of the window; returns its loss in nats."""
         with self.hooks.phase("forward"):
-            on_device = {key: value.to(self.device) for key, value in batch.items()}
-            nats = self.objective.loss(self.model, on_device)
+            nats = self.objective.loss(self.model, batch.to(self.device))
         with self.hooks.phase("backward"):
             (nats / max(1, window_tokens)).backward()
         return nats.item()

@@ -9,10 +9,13 @@ from training.tokenizer.artifact import Tokenizer
 FAMILIES = ("llama",)
 
 
-def build(recipe: Recipe, tokenizer: Tokenizer | None = None) -> torch.nn.Module:
+def build(
+    recipe: Recipe, tokenizer: Tokenizer | None = None, dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:  # fmt: skip
     """Build the model of `model.arch` in float32; the same seed gives the same weights on every machine's CPU.
 
-    The tokenizer gives its special ids and must fit; without one the model is for a look at its memory alone.
+    The tokenizer gives its special ids and must fit; without one, and in another type, the model is for a look at its
+    memory alone.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -34,9 +37,7 @@ def build(recipe: Recipe, tokenizer: Tokenizer | None = None) -> torch.nn.Module
     config = AutoConfig.for_model(family, **arch, **specials, attention_dropout=0.0, use_cache=False)
     torch.manual_seed(recipe.seeds.train)
     try:
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=recipe.memory.attention
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=recipe.memory.attention)
     except ImportError as error:
         raise MachineError(
             "this attention is not to be had here",

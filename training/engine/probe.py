@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 import torch
 
-from training.calculator.probe import Phase
+from training.calculator.probe import MakeOptimizer, Phase
 from training.core.errors import UserError
 from training.engine import loop, model, optimizer, trainable
 from training.engine.checkpoint import TrainState
@@ -25,15 +25,20 @@ _BOS, _PAD = 0, 1
 class TrainerProbe(loop.Hooks):
     """A recipe's step as the trainer runs it. Implements `training.calculator.probe.StepProbe`."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self, recipe: Recipe, device: torch.device, dtype: torch.dtype, make_optimizer: MakeOptimizer | None = None
+    ):
         if recipe.method not in trainable.METHODS:
             raise UserError(
                 f"the trainer has no step of method {recipe.method} to look at", where="method", found=recipe.method,
                 expected=", ".join(trainable.METHODS), next_command="add memory.profile=hf",
             )  # fmt: skip
         self.recipe = recipe
-        self.model = model.build(recipe).to(device, dtype).train()
-        self.optimizer = optimizer.build(self.model, recipe.optimizer)
+        self.model = model.build(recipe, dtype=dtype).train()
+        if device.type != "cpu":
+            self.model.to(device)
+        make = make_optimizer or optimizer.build
+        self.optimizer = make(self.model, recipe.optimizer)
         self.rows = _made_up_rows(recipe)
         self._loop = loop.Loop(recipe, self.model, self.optimizer, self.rows, None, self)
         plan, planned_by = loop.first_plan(recipe, self.rows.num_rows)

@@ -13,15 +13,20 @@ import torch
 
 IGNORED_LABEL = -100
 
-Batch = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """What a batch's loss is summed over: trained tokens, and the bytes of text that they stand for."""
+class Batch:
+    """A batch on the CPU, with what its loss is summed over: trained tokens, and the bytes of text they stand for."""
 
+    tensors: Tensors
     num_tokens: int
     num_bytes: int
+
+    def to(self, device: torch.device) -> Tensors:
+        """The tensors on a device."""
+        return {name: tensor.to(device) for name, tensor in self.tensors.items()}
 
 
 class Objective(Protocol):
@@ -32,11 +37,8 @@ class Objective(Protocol):
     def batch(self, rows: np.ndarray) -> Batch:
         """Build the batch of these row numbers on the CPU, a pure function of them."""
 
-    def counts(self, batch: Batch) -> Counts:
-        """Count the labels of a batch that lies on the CPU, so that no device is waited for."""
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Run the model and sum the loss in nats over the labels of a batch, which lies on the model's device."""
+    def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
+        """Run the model on a batch's tensors, which lie on its device, and sum the loss in nats over the labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +87,8 @@ def measure(model: torch.nn.Module, objective: Objective, rows: np.ndarray, micr
             for start in range(0, len(rows), micro_batch):
                 chosen = rows[start : start + micro_batch]
                 batch = objective.batch(chosen)
-                counts = objective.counts(batch)
-                nats += objective.loss(model, {name: tensor.to(device) for name, tensor in batch.items()}).item()
-                num_tokens, num_bytes = num_tokens + counts.num_tokens, num_bytes + counts.num_bytes
+                nats += objective.loss(model, batch.to(device)).item()
+                num_tokens, num_bytes = num_tokens + batch.num_tokens, num_bytes + batch.num_bytes
                 if on_rows:
                     on_rows(len(chosen))
     finally:

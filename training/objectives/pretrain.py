@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from training.data.tokens import TokenSplit
-from training.objectives.contract import IGNORED_LABEL, Batch, Counts
+from training.objectives.contract import IGNORED_LABEL, Batch, Tensors
 
 
 class PretrainRows:
@@ -43,12 +43,10 @@ class PretrainRows:
         labels_BT[labels_BT == self._bos_id] = IGNORED_LABEL
         inputs_BT[inputs_BT == IGNORED_LABEL] = self._pad_id
         trained_N = np.flatnonzero(labels_BT != IGNORED_LABEL)
-        return {
-            "input_ids_BT": torch.from_numpy(inputs_BT),
-            "positions_BT": torch.from_numpy(positions_BT),
-            "trained_N": torch.from_numpy(trained_N),
-            "labels_N": torch.from_numpy(labels_BT.reshape(-1)[trained_N]),
-        }
+        labels_N = labels_BT.reshape(-1)[trained_N]
+        arrays = {"input_ids_BT": inputs_BT, "positions_BT": positions_BT, "trained_N": trained_N, "labels_N": labels_N}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(tensors, len(labels_N), int(self._token_bytes[labels_N].sum()))
 
     def _window(self, row: int) -> np.ndarray:
         """The row's inputs and the one token behind them; past the end of the split, the ignored label."""
@@ -58,16 +56,12 @@ class PretrainRows:
         window[: len(tokens)] = tokens
         return window
 
-    def counts(self, batch: Batch) -> Counts:
-        labels_N = batch["labels_N"].numpy()
-        return Counts(len(labels_N), int(self._token_bytes[labels_N].sum()))
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
         hidden_BTD = model.base_model(
-            input_ids=batch["input_ids_BT"], position_ids=batch["positions_BT"], use_cache=False
+            input_ids=tensors["input_ids_BT"], position_ids=tensors["positions_BT"], use_cache=False
         ).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, batch["trained_N"])
-        return summed_nats(model.get_output_embeddings(), hidden_ND, batch["labels_N"], self._loss_chunk)
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tensors["trained_N"])
+        return summed_nats(model.get_output_embeddings(), hidden_ND, tensors["labels_N"], self._loss_chunk)
 
 
 def summed_nats(head: torch.nn.Module, hidden_ND: torch.Tensor, labels_N: torch.Tensor, chunk: int = 0) -> torch.Tensor:
