@@ -1,10 +1,13 @@
 """`train-calibrate` as a person calls it, on a machine without a GPU."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.calculator.test_devices import FakeNvml
 from training.calculator import nvml
 from training.cli import main
 from training.core.paths import REPOSITORY
@@ -51,3 +54,13 @@ def test_an_estimate_that_is_far_off_ends_with_4_both_figures_and_what_to_do(cal
 def test_a_method_without_a_step_to_look_at_is_refused(call, tmp_path: Path):
     code, document, _ = call("method=full")
     assert code == 2, document
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens where torch has no CUDA")
+def test_a_gpu_that_torch_cannot_use_is_told(capsys, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    code = main(["train-calibrate", "--config", DEMO, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 3 and "Test GPU" in document["error"]["found"] and "LOCK=cuda" in document["error"]["next"]

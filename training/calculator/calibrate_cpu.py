@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from training.calculator import devices, formula
 from training.calculator.calibration import Comparison
 from training.calculator.plan import Plan
-from training.calculator.probe import MakeProbe, StepProbe
+from training.calculator.probe import MakeProbe, StepProbe, dtype_of
 from training.core import process
 from training.core.errors import RunError
 from training.core.units import format_bytes
@@ -96,8 +96,7 @@ def measure(recipe: Recipe, make_probe: MakeProbe) -> dict[str, int]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(recipe.memory.weights, torch.float16)
-    probe = make_probe(recipe, torch.device("cpu"), dtype)
+    probe = make_probe(recipe, torch.device("cpu"), dtype_of(recipe.memory.weights))
     probe.step(lambda _: contextlib.nullcontext())
     watch = _Parts(probe)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

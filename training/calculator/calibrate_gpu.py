@@ -10,9 +10,9 @@ from training.calculator import calibration, formula, nvml
 from training.calculator.calibration import Calibration, Comparison
 from training.calculator.gpu_meter import GpuMeter, warm_up
 from training.calculator.nvml import Gpu
-from training.calculator.probe import MakeProbe
+from training.calculator.probe import MakeProbe, dtype_of
 from training.core import version
-from training.core.errors import MachineError
+from training.core.errors import MachineError, RunError
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
 
@@ -33,14 +33,19 @@ def calibrate(resolved: Resolved, make_probe: MakeProbe, gpu: Gpu, driver: str) 
     import pynvml
     import torch
 
+    _require_cuda(torch.cuda, gpu)
     device = torch.device("cuda")
-    _require_same(torch.cuda.get_device_name(device), gpu)
     pynvml.nvmlInit()
     try:
         measured = measure(
             resolved.recipe, make_probe, device,
             lambda: GpuMeter(torch.cuda, lambda: nvml.used_bytes(gpu.uuid), gpu.used_bytes),
         )  # fmt: skip
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the step ran out of the GPU's memory", found=str(error).splitlines()[0], expected="the estimate to hold",
+            next_command="the same command with a smaller data.micro_batch, and an idle GPU",
+        ) from error  # fmt: skip
     finally:
         pynvml.nvmlShutdown()
     record = {
@@ -60,7 +65,14 @@ def calibrate(resolved: Resolved, make_probe: MakeProbe, gpu: Gpu, driver: str) 
     }, comparisons  # fmt: skip
 
 
-def _require_same(name: str, gpu: Gpu) -> None:
+def _require_cuda(cuda: object, gpu: Gpu) -> None:
+    """Raise MachineError where torch cannot use the GPU that NVML tells of, or takes another one first."""
+    if not cuda.is_available():
+        raise MachineError(
+            "there is a GPU, and the installed torch cannot use it", found=f"{gpu.name}, torch without CUDA",
+            expected="a torch with CUDA", next_command="make setup LOCK=cuda",
+        )  # fmt: skip
+    name = cuda.get_device_name(0)
     if name != gpu.name:
         raise MachineError(
             "CUDA and NVML number the GPUs differently", where="CUDA_VISIBLE_DEVICES", found=f"{name} and {gpu.name}",
@@ -70,9 +82,7 @@ def _require_same(name: str, gpu: Gpu) -> None:
 
 def measure(recipe: Recipe, make_probe: MakeProbe, device: torch.device, new_meter: Callable[[], GpuMeter]) -> dict:
     """The figures of a record: context and workspaces, the peaks of the first step, of later ones and an evaluation."""
-    import torch
-
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(recipe.memory.weights, torch.float16)
+    dtype = dtype_of(recipe.memory.weights)
     meter, first, later = (new_meter() for _ in range(3))
     workspaces = warm_up(meter, device, dtype)
     meter.forget()
