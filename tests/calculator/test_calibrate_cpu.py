@@ -57,3 +57,4 @@ def test_the_gpus_loop_takes_its_stages_its_first_step_and_the_later_ones(recipe
     assert set(found["first_step"]) == steps and set(found["later_steps"]) == steps | {"evaluation"}
     assert found["peak"] == {"allocated_bytes": 30, "reserved_bytes": 30, "device_bytes": 50}
     assert (found["context_bytes"], found["workspace_bytes"]) == (20, 0)
+    assert set(found["contexts"]["first_step"]) == steps and set(found["contexts"]["stages"]) == set(found["stages"])

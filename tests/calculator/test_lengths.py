@@ -2,8 +2,9 @@
 
 import pytest
 
-from training.calculator import lengths
-from training.calculator.fit import fit
+from training.calculator import lengths, nvml
+from training.calculator.fit import fit, require
+from training.core.errors import RunError
 from training.recipe.load import load
 
 
@@ -46,3 +47,14 @@ def test_bytes_bound_tokens_of_texts_and_nothing_of_conversations():
     assert (longest.tokens, longest.is_bound) == (1002, True) and "(train.jsonl:7) has at most 1002" in longest.in_words
     assert lengths.of_stats(stats("messages", text_bytes_per_record={"max": 1000})) is None
     assert lengths.of_stats(stats()) is None
+
+
+def test_a_refusal_names_the_record_that_is_too_long(tune, monkeypatch):
+    monkeypatch.setattr(nvml, "ask", lambda: nvml.Answer((), None, "no driver"))
+    much = tune("memory.weights=fp32", "data.micro_batch=65536")
+    with pytest.raises(RunError) as caught:
+        require(much, lengths.of_tokens(TOKENS))
+    assert "the longest record (train.jsonl:101) has 2000 tokens" in caught.value.found
+    with pytest.raises(RunError) as caught:
+        require(much)
+    assert "longest" not in caught.value.found

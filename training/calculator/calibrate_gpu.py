@@ -92,13 +92,13 @@ def measure(recipe: Recipe, make_probe: MakeProbe, device: torch.device, new_met
     for _ in range(_STEPS - 1):
         probe.step(later.phase)
     probe.evaluate(later.phase)
-    contexts = meter.contexts | first.contexts | later.contexts
+    meters = {"stages": meter, "first_step": first, "later_steps": later}
+    contexts = {name: one.contexts for name, one in meters.items()}
     peak = meter.peak.highest(first.peak).highest(later.peak)
+    of_a_thread = max(workspaces["autograd"], workspaces["cublas"] + workspaces["cublaslt"])
     return {
-        "context_bytes": max(0, *contexts.values()), "workspace_bytes": max(0, *workspaces.values()),
-        "contexts": contexts, "workspaces": workspaces,
-        "stages": {name: asdict(one) for name, one in meter.readings.items()},
-        "first_step": {name: asdict(one) for name, one in first.readings.items()},
-        "later_steps": {name: asdict(one) for name, one in later.readings.items()},
+        "context_bytes": max(0, *(size for sizes in contexts.values() for size in sizes.values())),
+        "workspace_bytes": max(0, of_a_thread), "contexts": contexts, "workspaces": workspaces,
+        **{name: {phase: asdict(one) for phase, one in of.readings.items()} for name, of in meters.items()},
         "peak": asdict(peak),
     }  # fmt: skip

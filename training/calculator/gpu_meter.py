@@ -99,8 +99,9 @@ class _Sampler:
 
 
 def warm_up(meter: GpuMeter, device: object, dtype: object) -> dict[str, int]:
-    """Make the context grow as training does, stage by stage; returns the workspaces of both threads in bytes.
+    """Make the context grow as training does, stage by stage; returns the workspaces in bytes.
 
+    They are cuBLAS's and, where a bias joins the product, cuBLASLt's of this thread, and those of the autograd thread.
     The stages are the names `init`, `matmul`, `backward` and `attention` of the meter.
     """
     import torch
@@ -111,9 +112,10 @@ def warm_up(meter: GpuMeter, device: object, dtype: object) -> dict[str, int]:
         leaf.grad = torch.zeros_like(leaf)
         heads = torch.ones(1, 8, 128, 64, device=device, dtype=dtype, requires_grad=True)
     with meter.phase("matmul"):
-        main = meter.grown(lambda: torch.nn.functional.linear(a, a, bias))
+        cublas = meter.grown(lambda: a @ a)
+        cublaslt = meter.grown(lambda: torch.nn.functional.linear(a, a, bias))
     with meter.phase("backward"):
         autograd = meter.grown(lambda: torch.nn.functional.linear(leaf, a, bias).sum().backward())
     with meter.phase("attention"):
         torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).sum().backward()
-    return {"main": main, "autograd": autograd}
+    return {"cublas": cublas, "cublaslt": cublaslt, "autograd": autograd}
