@@ -51,9 +51,12 @@ def test_an_estimate_that_is_far_off_ends_with_4_both_figures_and_what_to_do(cal
     assert "make memfit" in document["report"]["rows"]["next"]
 
 
-def test_a_method_without_a_step_to_look_at_is_refused(call, tmp_path: Path):
-    code, document, _ = call("method=full")
-    assert code == 2, document
+def test_a_method_without_a_step_to_look_at_is_refused(capsys, tmp_path: Path):
+    path = tmp_path / "tune.yaml"
+    path.write_text("name: tune\nmethod: lora\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n")
+    assert main(["train-calibrate", "--config", str(path), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "no step of method lora" in error["what"] and "make memfit" in error["next"] and "--trace" in error["next"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens where torch has no CUDA")
