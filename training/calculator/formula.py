@@ -49,14 +49,14 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
     """The moments of a step, from the second one on, when the optimizer's states exist."""
-    rest = rounding(plan)
+    loaded, rest, scratch, moments = weights(plan), rounding(plan), _if(workspaces(plan)), optimizer_states(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
 
     def standing(more: int) -> tuple[Term, ...]:
         """What stands beside `more` tensors like each trained one."""
         rests = rounding_of_all(rest, plan, states + more)
-        return (weights(plan), *_if(rests), *_if(workspaces(plan)), optimizer_states(plan))
+        return (loaded, *_if(rests), *scratch, moments)
 
     held = (
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
@@ -66,7 +66,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
     return (
-        Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
+        Instant("load", (loaded, *_if(rest), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),

@@ -34,15 +34,14 @@ class Replayed:
 
 def replay(plan: Plan) -> Replayed:
     """Load the model and train it for a few steps of the same size."""
-    allocator = CachingAllocator()
-    loading.load(allocator, plan)
-    step = _Step(plan, allocator)
+    allocator = loading.loaded(plan)
+    step = Step(plan, allocator)
     for _ in range(_STEPS):
         step.run()
     return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
-class _Step(Layers):
+class Step(Layers):
     """The requests of one step; states and workspaces stay from the first one on."""
 
     def __init__(self, plan: Plan, allocator: CachingAllocator):
