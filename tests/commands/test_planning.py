@@ -140,6 +140,16 @@ def test_memfit_sweeps_a_grid_as_table_json_and_csv(call, tmp_path: Path):
     assert one["overrides"] in text
 
 
+def test_memfit_draws_a_step_or_a_grid(call, tmp_path: Path):
+    step, grid = tmp_path / "step.svg", tmp_path / "grid.png"
+    code, _, text = call("memfit", "--config", REFERENCE, "--vram", "24GiB", "--plot", str(step))
+    assert code == 0 and "usable for tensors" in step.read_text() and f"picture   {step}" in text
+    axes = ["--sweep", "data.seq_len=512,2048", "data.micro_batch=1,4", "--plot", str(grid)]
+    assert call("memfit", "--config", REFERENCE, "--vram", "24GiB", *axes)[0] == 0 and grid.stat().st_size > 5000
+    code, document, _ = call("memfit", "--config", REFERENCE, "--plot", str(tmp_path / "step.jpg"))
+    assert code == 2 and "PNG or SVG" in document["error"]["what"]
+
+
 @pytest.mark.parametrize("axis", ["data.seq_len", "data.seq_len=", "data.seq_len=512,,1024"])
 def test_a_sweep_over_nothing_is_refused(call, axis: str):
     code, document, _ = call("memfit", "--config", REFERENCE, "--sweep", axis)

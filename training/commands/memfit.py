@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="FILE", help="write the rows of --sweep there")
     parser.add_argument(
+        "--plot", metavar="FILE", help="draw the step over time, or with --sweep the heat-map, as PNG or SVG"
+    )
+    parser.add_argument(
         "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
     )
     device = parser.add_mutually_exclusive_group()
@@ -35,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import fit
+    from training.calculator import fit, picture
     from training.recipe.load import load
 
+    if args.plot:
+        picture.require_kind(Path(args.plot))
     if args.sweep:
         return _sweep(args, report)
     resolved = load(Path(args.config), args.overrides)
@@ -46,6 +51,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     traced = _trace(resolved.recipe, result, longest) if args.trace else None
     _print_table(result)
     _fill(report, result)
+    if args.plot:
+        _draw(resolved.recipe, result, longest, Path(args.plot), report)
     if traced is not None:
         difference = result.estimate.peak.allocated_bytes / traced.allocated_bytes - 1
         held, reserved = format_bytes(traced.allocated_bytes), format_bytes(traced.reserved_bytes)
@@ -75,17 +82,33 @@ def _longest(recipe):
 
 
 def _trace(recipe, result, longest):
-    """The recipe's step under fake tensors, of the same length and on the same device."""
-    from training.calculator import lengths
-    from training.calculator.plan import Plan
+    """The recipe's step under fake tensors."""
     from training.calculator.trace import trace
 
-    plan = Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
-    return trace(plan)
+    return trace(_plan(recipe, result, longest))
+
+
+def _plan(recipe, result, longest):
+    """What was estimated: of the same length and on the same device."""
+    from training.calculator import lengths
+    from training.calculator.plan import Plan
+
+    return Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
+
+
+def _draw(recipe, result, longest, path: Path, report: Report) -> None:
+    from training.calculator import picture, replay
+
+    on_gpu = result.device is not None and result.device.kind == "cuda"
+    usable_bytes = result.device.usable_bytes - result.estimate.overhead[1].num_bytes if on_gpu else None
+    timeline = replay.timeline(_plan(recipe, result, longest))
+    title = f"{result.recipe_name}: a later step as PyTorch's CUDA allocator holds it"
+    picture.draw_step(timeline, path, title=title, usable_bytes=usable_bytes)
+    report.add("picture", f"{path}: {picture.caption(timeline)}")
 
 
 def _sweep(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import sweep
+    from training.calculator import picture, sweep
 
     texts = [text for group in args.sweep for text in group]
     cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram)
@@ -98,6 +121,9 @@ def _sweep(args: argparse.Namespace, report: Report) -> dict:
     if args.csv:
         files.write_text(Path(args.csv), sweep.to_csv(cells))
         report.add("written", args.csv)
+    if args.plot:
+        picture.draw_sweep(cells, Path(args.plot))
+        report.add("picture", args.plot)
     fitting = sum(cell.fit.fits is not False for cell in cells)
     report.add("rows", f"{len(cells)}, of which {fitting} fit" if cells[0].fit.device else len(cells))
     if fitting == 0:
