@@ -10,6 +10,7 @@ from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
+from training.calculator.parallel import Parallel
 from training.recipe.load import Resolved
 
 
@@ -22,6 +23,7 @@ class Fit:
     device: Device | None
     levers: tuple[advice.Lever, ...]
     solution: solving.Solution | None
+    parallel: Parallel | None = None
 
     @property
     def verdict(self) -> str | None:
@@ -40,6 +42,7 @@ class Fit:
         return {
             "schema": 1,
             "recipe": self.recipe_name,
+            "parallel": self.parallel.to_json() if self.parallel else None,
             "device": self.device.to_json() if self.device else None,
             "fits": self.fits,
             "verdict": self.verdict,
@@ -51,21 +54,22 @@ class Fit:
 
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
-    longest: Longest | None = None, with_levers: bool = True,
+    longest: Longest | None = None, with_levers: bool = True, parallel: Parallel | None = None,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
+    With `parallel` the device is one rank's.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
     on_cpu = device is not None and device.kind == "cpu"
-    now = estimate(recipe, on_cpu=on_cpu, gpu=device.name if device else None)
+    now = estimate(recipe, on_cpu=on_cpu, gpu=device.name if device else None, parallel=parallel)
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
-    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu)) if with_levers else ()
+    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu, parallel=parallel)) if with_levers else ()
     solution = None
     if solve is not None:
         positions = shapes.of_model(recipe.model).max_positions
-        solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
-    return Fit(recipe.name, now, device, levers, solution)
+        solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu, parallel=parallel)
+    return Fit(recipe.name, now, device, levers, solution, parallel)

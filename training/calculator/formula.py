@@ -7,7 +7,9 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 from __future__ import annotations
 
 from training.calculator import activations, layers, runtime
+from training.calculator import parallel as parallelism
 from training.calculator.estimate import Estimate, Instant, Term
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.standing import (
     accumulated_gradients,
@@ -26,16 +28,19 @@ from training.recipe.model import Recipe
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
-def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None) -> Estimate:
+def estimate(
+    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, parallel: Parallel | None = None
+) -> Estimate:
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
-    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known.
+    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known;
+    `parallel` asks for one rank's share.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel)
     moments = instants(plan)
     overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(
@@ -43,12 +48,16 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
         trainable=plan.trainable,
         instants=moments,
         overhead=overhead,
-        assumptions=(*_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
+        assumptions=(*parallelism.assumptions(plan), *_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
     )
 
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
-    """The moments of a step, from the second one on, when the optimizer's states exist."""
+    """The moments of a step, from the second one on, when the optimizer's states exist; of one rank where several."""
+    return parallelism.of_rank(plan, _alone(plan))
+
+
+def _alone(plan: Plan) -> tuple[Instant, ...]:
     loaded, rest, scratch, moments = weights(plan), rounding(plan), _if(workspaces(plan)), optimizer_states(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0

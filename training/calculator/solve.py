@@ -15,8 +15,8 @@ from training.calculator import runtime
 from training.calculator.advice import with_size
 from training.calculator.devices import Device
 from training.calculator.formula import instants
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
-from training.calculator.replay import replay
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
@@ -43,8 +43,9 @@ class Solution:
 
 
 def largest(
-    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool
-) -> Solution:
+    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool,
+    parallel: Parallel | None = None,
+) -> Solution:  # fmt: skip
     """Find the largest `batch`, `seq` or `rank` whose estimate is within the device's usable memory."""
     if device is None:
         raise UserError(
@@ -55,7 +56,7 @@ def largest(
         raise UserError("no adapter to solve for", where="--solve rank", found=f"method {recipe.method}",
                         expected="method lora or qlora", next_command="add method=lora")  # fmt: skip
 
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name, parallel=parallel)
 
     @cache
     def sized(value: int) -> Plan:
@@ -63,7 +64,7 @@ def largest(
 
     @cache
     def ratio(value: int) -> float:
-        return 1.0 if on_cpu else replay(sized(value)).ratio
+        return 1.0 if on_cpu else runtime.ratio(sized(value), _allocated_bytes(sized(value)))
 
     def need(value: int, at: float | None = None) -> int:
         return _device_bytes(sized(value), ratio(value) if at is None else at)
@@ -93,10 +94,14 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
 
 def _device_bytes(plan: Plan, ratio: float) -> int:
     """What an estimate comes to when the replay reserves `ratio` times what it holds; a CPU has no replay."""
-    allocated = max(instant.num_bytes for instant in instants(plan))
+    allocated = _allocated_bytes(plan)
     if plan.on_cpu:
         return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
     return allocated + runtime.reserve(plan, allocated, ratio).num_bytes + runtime.context(plan).num_bytes
+
+
+def _allocated_bytes(plan: Plan) -> int:
+    return max(instant.num_bytes for instant in instants(plan))
 
 
 def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.calculator.fit import Fit, fit
+from training.calculator.parallel import Parallel
 from training.core.errors import UserError
 from training.recipe.load import load
 
@@ -45,8 +46,9 @@ def axes(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def run(
-    path: Path, overrides: Sequence[str], texts: Sequence[str], *, gpu: str | None = None, vram: str | None = None
-) -> list[Cell]:
+    path: Path, overrides: Sequence[str], texts: Sequence[str], *, gpu: str | None = None, vram: str | None = None,
+    parallel: Parallel | None = None,
+) -> list[Cell]:  # fmt: skip
     """Estimate every combination; the last axis changes fastest."""
     grid = axes(texts)
     combinations = list(itertools.product(*(values for _, values in grid)))
@@ -58,7 +60,7 @@ def run(
     for combination in combinations:
         values = tuple(zip((key for key, _ in grid), combination, strict=True))
         resolved = load(path, [*overrides, *(f"{key}={value}" for key, value in values)])
-        cells.append(Cell(values, fit(resolved, gpu=gpu, vram=vram, with_levers=False)))
+        cells.append(Cell(values, fit(resolved, gpu=gpu, vram=vram, with_levers=False, parallel=parallel)))
     return cells
 
 

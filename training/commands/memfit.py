@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
     )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="estimate one of N ranks")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), help="how the ranks share the model")
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
     device.add_argument("--vram", metavar="SIZE", help="hold against a GPU of this size, such as 10GiB")
@@ -41,13 +43,14 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import fit, picture
     from training.recipe.load import load
 
+    ranks = _ranks(args)
     if args.plot:
         picture.require_kind(Path(args.plot))
     if args.sweep:
-        return _sweep(args, report)
+        return _sweep(args, report, ranks)
     resolved = load(Path(args.config), args.overrides)
     longest = _longest(resolved.recipe)
-    result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest)
+    result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, parallel=ranks)
     traced = _trace(resolved.recipe, result, longest) if args.trace else None
     _print_table(result)
     _fill(report, result)
@@ -64,6 +67,19 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
     return result.to_json() | ({"trace": traced.to_json()} if traced is not None else {})
+
+
+def _ranks(args: argparse.Namespace):
+    """One rank's parallelism, or None. The trace and a step's picture follow one process alone."""
+    from training.calculator import parallel
+    from training.core.errors import UserError
+
+    found = parallel.of_arguments(args.parallel, args.ranks)
+    if found is not None and (args.trace or (args.plot and not args.sweep)):
+        option = "--trace" if args.trace else "--plot"
+        raise UserError("that follows one process alone", where=option, found=f"--ranks {args.ranks}",
+                        expected="--ranks 1", next_command=f"leave {option} or --ranks out")  # fmt: skip
+    return found
 
 
 def _longest(recipe):
@@ -107,11 +123,11 @@ def _draw(recipe, result, longest, path: Path, report: Report) -> None:
     report.add("picture", f"{path}: {picture.caption(timeline)}")
 
 
-def _sweep(args: argparse.Namespace, report: Report) -> dict:
+def _sweep(args: argparse.Namespace, report: Report, ranks) -> dict:
     from training.calculator import picture, sweep
 
     texts = [text for group in args.sweep for text in group]
-    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram)
+    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, parallel=ranks)
     width = max(len(cell.to_json()["overrides"]) for cell in cells)
     for cell in cells:
         row = cell.to_json()
@@ -173,6 +189,8 @@ def _fill(report: Report, result) -> None:
     report.add(
         "estimate", f"{format_bytes(peak.device_bytes)} ({tensors} of tensors, {kept} with the allocator's slack)"
     )
+    if result.parallel:
+        report.add("ranks", f"{result.parallel.ranks} under {result.parallel.kind}: the estimate is one rank's")
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
