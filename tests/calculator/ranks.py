@@ -1,7 +1,8 @@
 """One rank of a real training step on the CPU under DDP or FSDP2, counted by PyTorch's profiler.
 
 `python -m tests.calculator.ranks KIND RANK RANKS STORE OVERRIDES...` prints the bytes of its weights and the peak of a
-second step, as JSON; STORE is a file that the ranks meet in.
+later step, as JSON. STORE is a file that the ranks meet in through gloo, which takes copies of what it sends; `none` is
+torch's fake process group, in which one rank runs alone and nothing is sent, as without such copies.
 """
 
 import json
@@ -41,7 +42,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def measured(recipe: Recipe, kind: str) -> dict[str, int]:
-    """Bytes of this rank's weights, and the peak of its second step."""
+    """Bytes of this rank's weights, and the peak of its third step."""
     model = model_of(recipe, kind)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     shape = (recipe.data.micro_batch, recipe.data.seq_len)
@@ -72,7 +73,12 @@ def measured(recipe: Recipe, kind: str) -> dict[str, int]:
 def main() -> None:
     kind, rank, ranks, store, path, *overrides = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
+    if store == "none":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=int(rank), world_size=int(ranks))
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     found = measured(load(Path(path), overrides).recipe, kind)
     dist.destroy_process_group()
     print(json.dumps(found))

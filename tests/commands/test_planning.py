@@ -140,6 +140,21 @@ def test_memfit_sweeps_a_grid_as_table_json_and_csv(call, tmp_path: Path):
     assert one["overrides"] in text
 
 
+def test_memfit_estimates_one_of_several_ranks(call):
+    known = ["memfit", "--config", REFERENCE, "--vram", "24GiB"]
+    alone = call(*known)[1]
+    code, shared, text = call(*known, "--ranks", "4", "--parallel", "fsdp2")
+    assert code == 0 and shared["parallel"] == {"kind": "fsdp2", "ranks": 4} and alone["parallel"] is None
+    assert shared["terms"]["weights"] * 4 == alone["terms"]["weights"]
+    assert sum(shared["terms"].values()) == shared["peak"]["allocated_bytes"] < alone["peak"]["allocated_bytes"]
+    assert "4 under fsdp2" in text and "one of 4 ranks" in shared["assumptions"][0]
+    rows = call(*known, "--ranks", "4", "--parallel", "fsdp2", "--sweep", "data.micro_batch=4")[1]["rows"]
+    assert rows[0]["device_bytes"] == shared["peak"]["device_bytes"]
+    assert call(*known, "--ranks", "4")[0] == 2
+    code, document, _ = call(*known, "--ranks", "4", "--parallel", "ddp", "--trace")
+    assert code == 2 and "one process" in document["error"]["what"]
+
+
 def test_memfit_draws_a_step_or_a_grid(call, tmp_path: Path):
     step, grid = tmp_path / "step.svg", tmp_path / "grid.png"
     code, _, text = call("memfit", "--config", REFERENCE, "--vram", "24GiB", "--plot", str(step))

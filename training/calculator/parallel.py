@@ -5,9 +5,9 @@ with `gradient_as_bucket_view` they are the gradients). FSDP2: `fully_shard` on 
 reshards a block after its forward and backward pass, and the root's own parameters (embedding, head, last norm) only at
 the end. Source: torch 2.13, torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard. A test runs both.
 
-What a rank holds of FSDP2 beside its shards: a block's parameters and the buffer that the next one (forward: the last one)
-is gathered in; in the backward pass a block's gradients, and those of the block before in the buffer from which they
-are being reduced; the root's gradients, until its turn comes last. Legend in `training.calculator.plan`.
+What a rank holds of FSDP2 beside its shards: a block's parameters and the buffer that the next one is gathered in
+(forward: the last one was); in the backward pass a block's gradients, and those of the block before in the buffer from
+which they are reduced; the root's gradients, until its turn comes last. Legend in `training.calculator.plan`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ _DDP = "DistributedDataParallel's reducer: buckets of 25 MiB, a second copy of t
 _FSDP2 = "fully_shard of each block and the model: FSDPParamGroup"
 _SHARDED = ("weights", "gradients", "optimizer_states", "step_temporaries")
 _BLOCKS_GATHERED = {
-    "forward_end": 1, "loss_backward": 1, "head_backward": 1, "layer_backward": 2, "first_layer_backward": 1,
+    "forward_end": 1, "loss_backward": 1, "head_backward": 1, "layer_backward": 2, "first_layer_backward": 2,
     "backward_end": 0, "evaluation": 2,
 }  # fmt: skip
 """Beside the root's parameters, which are gathered at each of these instants."""
+
+_BLOCKS_NOT_REDUCED = {"first_layer_backward": 2, "backward_end": 0}
+"""At these the root's gradients and those of the last blocks are whole still, unless shards of earlier micro-batches
+stand beside them. The block before the last holds most: the last one's parameters are gathered beside its own."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,20 @@ def assumptions(plan: Plan) -> tuple[str, ...]:
 
 def _sharded_instant(plan: Plan, instant: Instant) -> Instant:
     ranks, terms = plan.parallel.ranks, []
+    missing = None if plan.is_adapter or plan.accumulates else _BLOCKS_NOT_REDUCED.get(instant.name)
     for term in instant.terms:
-        if term.name in _SHARDED:
+        if term.name == "gradients" and missing is not None:
+            blocks = max(0, plan.shape.num_layers - missing)
+            how = f"{blocks} blocks / {ranks}"
+            terms.append(replace(term, num_bytes=-(-blocks * _block_bytes(plan) // ranks), equation=how))
+        elif term.name in _SHARDED:
             terms.append(replace(term, num_bytes=-(-term.num_bytes // ranks), equation=f"({term.equation}) / {ranks}"))
         elif term.name == "layer_backward":
             terms.append(replace(term, num_bytes=activations.in_flight(plan, with_gradients=False)))
         elif term.name not in ("head_gradient", "embedding_gradients"):
             terms.append(term)
+    if instant.name == "first_layer_backward":
+        terms.append(_saved_below(plan))
     terms += [_gathered(plan, instant.name), _unreduced(plan, instant.name)]
     return Instant(instant.name, tuple(term for term in terms if term.num_bytes))
 
@@ -124,6 +135,13 @@ def _unreduced(plan: Plan, name: str) -> Term:
         "backward_end": (block + at_end, "block + root, tied with its contributions"),
     }.get(name, (0, "none"))
     return Term("unreduced_gradients", size, how, _FSDP2)
+
+
+def _saved_below(plan: Plan) -> Term:
+    """What the last block's backward will read, beside that of the one before it."""
+    is_stored = plan.recipe.memory.gradient_checkpointing
+    each = plan.z * plan.shape.hidden_size if is_stored else activations.per_token_layer(plan)
+    return Term("saved_below", plan.T * each, "T * (z*h, or a layer's set)", _FSDP2)
 
 
 def _root_bytes(plan: Plan) -> int:

@@ -53,7 +53,7 @@ def overhead(plan: Plan, allocated_bytes: int) -> tuple[Term, Term]:
 
 
 def ratio(plan: Plan, allocated_bytes: int) -> float:
-    """Reserved over allocated bytes by the replay. It replays one process; a rank gets what that keeps beside tensors."""
+    """Reserved over allocated bytes by the replay of one process; a rank keeps as many bytes beside its tensors."""
     replayed = replay(plan)
     if plan.parallel is None:
         return replayed.ratio
