@@ -40,11 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import fit, picture
+    from training.calculator import fit
     from training.recipe.load import load
 
     ranks = _ranks(args)
     if args.plot:
+        from training.calculator import picture
+
         picture.require_kind(Path(args.plot))
     if args.sweep:
         return _sweep(args, report, ranks)
@@ -124,7 +126,7 @@ def _draw(recipe, result, longest, path: Path, report: Report) -> None:
 
 
 def _sweep(args: argparse.Namespace, report: Report, ranks) -> dict:
-    from training.calculator import picture, sweep
+    from training.calculator import sweep
 
     texts = [text for group in args.sweep for text in group]
     cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, parallel=ranks)
@@ -138,6 +140,8 @@ def _sweep(args: argparse.Namespace, report: Report, ranks) -> dict:
         files.write_text(Path(args.csv), sweep.to_csv(cells))
         report.add("written", args.csv)
     if args.plot:
+        from training.calculator import picture
+
         picture.draw_sweep(cells, Path(args.plot))
         report.add("picture", args.plot)
     fitting = sum(cell.fit.fits is not False for cell in cells)
