@@ -14,6 +14,10 @@ from training.recipe import bases, rules
 from training.recipe.model import Model
 
 
+class UnknownShape(UserError):
+    """The formula does not count this model; a trace may."""
+
+
 @dataclass(frozen=True)
 class _Family:
     """What sets a family apart; `None` takes the configuration's own flag, which is False where it is absent."""
@@ -156,6 +160,8 @@ def from_config(config: dict, source: str) -> Shape:
     """The shape of a Hugging Face configuration. Raises Problems with everything that stands in the way."""
     family = config.get("model_type")
     problems = _refusals(config, source)
+    if problems and all(isinstance(one, UnknownShape) for one in problems):
+        raise problems[0]
     if problems:
         raise Problems(f"no estimate for {source}", problems)
     known = FAMILIES[family]
@@ -189,7 +195,8 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
     if not isinstance(family, str) or family not in FAMILIES:
         missing = "its layers, norms and attention as equations in training/calculator"
         known = f"one of {', '.join(FAMILIES)}; for {family!r} is missing: {missing}"
-        return [_refusal(f"the formula does not know the architecture {family!r}", source, family, known)]
+        what = f"the formula does not know the architecture {family!r}"
+        return [UnknownShape(what, where=source, found=family, expected=known)]
     problems = []
     if config.get("quantization_config"):
         problems.append(_refusal("the configuration is quantised already", source, "quantization_config", "the base's"))
@@ -201,7 +208,8 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
             problems.append(_refusal(f"{key} is missing or no size", source, str(value)[:80], expected))
     for key in FAMILIES[family].flags:
         if config.get(key):
-            problems.append(_refusal(f"the formula does not count {key}", source, config[key], f"{key}: false"))
+            what = f"the formula does not count {key}"
+            problems.append(UnknownShape(what, where=source, found=config[key], expected=f"{key}: false"))
     return problems or _contradictions(config, source)
 
 

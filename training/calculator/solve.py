@@ -64,7 +64,7 @@ def largest(
 
     @cache
     def ratio(value: int) -> float:
-        return 1.0 if on_cpu else runtime.ratio(sized(value), _allocated_bytes(sized(value)))
+        return 1.0 if on_cpu else runtime.replayed_ratio(sized(value), _allocated_bytes(sized(value)))
 
     def need(value: int, at: float | None = None) -> int:
         return _device_bytes(sized(value), ratio(value) if at is None else at)

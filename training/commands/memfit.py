@@ -11,8 +11,6 @@ from training.core.units import format_bytes, format_count
 SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
 EXAMPLE = 'make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB --solve batch"'
 DOES_NOT_FIT_EXIT_CODE = 4
-TRUSTED_DIFFERENCE = 0.02
-"""Formula and trace may differ by this much before the command says which of them it trusts."""
 _BAR_CELLS = 32
 
 
@@ -30,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE", help="draw the step over time, or with --sweep the heat-map, as PNG or SVG"
     )
     parser.add_argument(
-        "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
+        "--trace",
+        action="store_true",
+        help="also run the step's own code under fake tensors (takes seconds, or half a minute)",
     )
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="estimate one of N ranks")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), help="how the ranks share the model")
@@ -52,23 +52,17 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         return _sweep(args, report, ranks)
     resolved = load(Path(args.config), args.overrides)
     longest = _longest(resolved.recipe)
-    result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, parallel=ranks)
-    traced = _trace(resolved.recipe, result, longest) if args.trace else None
+    result = fit.fit(
+        resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, trace=_trace, asks_trace=args.trace,
+        parallel=ranks,
+    )  # fmt: skip
     _print_table(result)
     _fill(report, result)
     if args.plot:
         _draw(resolved.recipe, result, longest, Path(args.plot), report)
-    if traced is not None:
-        difference = result.estimate.peak.allocated_bytes / traced.allocated_bytes - 1
-        held, reserved = format_bytes(traced.allocated_bytes), format_bytes(traced.reserved_bytes)
-        report.add(
-            "trace", f"{held} of tensors, {reserved} reserved; the formula's tensors differ by {difference:+.2%}"
-        )
-        if abs(difference) > TRUSTED_DIFFERENCE:
-            report.add("trust", "the trace, since it ran the model's own code; its figures carry no margin")
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
-    return result.to_json() | ({"trace": traced.to_json()} if traced is not None else {})
+    return result.to_json()
 
 
 def _ranks(args: argparse.Namespace):
@@ -99,28 +93,26 @@ def _longest(recipe):
         return None
 
 
-def _trace(recipe, result, longest):
-    """The recipe's step under fake tensors."""
+def _trace(plan):
+    """The recipe's step under fake tensors: the trainer's own, or the plain Hugging Face one."""
+    say("tracing a step under fake tensors; it takes seconds, of billions of parameters half a minute")
     from training.calculator.trace import trace
+    from training.engine.probe import TrainerProbe
 
-    return trace(_plan(recipe, result, longest))
-
-
-def _plan(recipe, result, longest):
-    """What was estimated: of the same length and on the same device."""
-    from training.calculator import lengths
-    from training.calculator.plan import Plan
-
-    return Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
+    return trace(plan, TrainerProbe)
 
 
 def _draw(recipe, result, longest, path: Path, report: Report) -> None:
-    from training.calculator import picture, replay
+    """The step that was traced, or where none was the replay of the one that was estimated."""
+    from training.calculator import lengths, picture, replay
+    from training.calculator.plan import Plan
 
-    on_gpu = result.device is not None and result.device.kind == "cuda"
-    usable_bytes = result.device.usable_bytes - result.estimate.overhead[1].num_bytes if on_gpu else None
-    timeline = replay.timeline(_plan(recipe, result, longest))
-    title = f"{result.recipe_name}: a later step as PyTorch's CUDA allocator holds it"
+    device = result.device
+    on_gpu = device is not None and device.kind == "cuda"
+    usable_bytes = device.usable_bytes - result.estimate.overhead[1].num_bytes if on_gpu else None
+    shortened = lengths.shortened(recipe, longest)
+    timeline = result.timeline or replay.timeline(Plan.of(shortened, gpu=device.name if device else None))
+    title = f"{result.recipe_name}: a later step, {'traced' if result.timeline else 'replayed'}"
     picture.draw_step(timeline, path, title=title, usable_bytes=usable_bytes)
     report.add("picture", f"{path}: {picture.caption(timeline)}")
 
@@ -129,7 +121,9 @@ def _sweep(args: argparse.Namespace, report: Report, ranks) -> dict:
     from training.calculator import sweep
 
     texts = [text for group in args.sweep for text in group]
-    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, parallel=ranks)
+    cells = sweep.run(
+        Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, trace=_trace, parallel=ranks
+    )
     width = max(len(cell.to_json()["overrides"]) for cell in cells)
     for cell in cells:
         row = cell.to_json()
@@ -183,6 +177,22 @@ def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
     return f"{name:<20}{format_bytes(num_bytes):>11}  {bar:<{_BAR_CELLS}}"
 
 
+def _add_second_opinion(report: Report, result) -> None:
+    from training.calculator import fit
+
+    peak = result.other.peak
+    held, device = format_bytes(peak.allocated_bytes), format_bytes(peak.device_bytes)
+    report.add(
+        result.other.method, f"{device} ({held} of tensors); the formula's tensors differ by {result.difference:+.2%}"
+    )
+    trusted = (
+        "the formula: they agree"
+        if abs(result.difference) <= fit.TRUSTED_DIFFERENCE
+        else "the trace, which ran the code"
+    )
+    report.add("trusted", trusted)
+
+
 def _fill(report: Report, result) -> None:
     from training.calculator import advice
 
@@ -195,7 +205,12 @@ def _fill(report: Report, result) -> None:
     )
     if result.parallel:
         report.add("ranks", f"{result.parallel.ranks} under {result.parallel.kind}: the estimate is one rank's")
+    if result.other is not None:
+        _add_second_opinion(report, result)
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
+    if lever := advice.best(result.levers):
+        saved = format_bytes(lever.saved_bytes)
+        report.add("lower it", f"{lever.override} saves {saved}; costs {lever.cost}")
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
         total = format_bytes(result.device.total_bytes)
@@ -209,5 +224,5 @@ def _fill(report: Report, result) -> None:
         value = result.solution.value
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
-    if result.fits is False and (lever := advice.best(result.levers)):
+    if result.fits is False and lever:
         report.add("next", f"the same command with {lever.override}")
