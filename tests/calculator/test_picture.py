@@ -109,3 +109,19 @@ def test_the_picture_in_the_page_is_drawn_from_what_its_command_replays():
     timeline = replay.timeline(Plan.of(load(REPOSITORY / path, [override]).recipe))
     assert picture.caption(timeline) in (REPOSITORY / target).read_text()
     assert f"]({Path(target).name})" in PAGE.read_text()
+
+
+@pytest.mark.slow
+def test_a_traced_step_gives_the_same_kind_of_timeline(recipe):
+    from training.calculator.trace import trace
+
+    plan = Plan.of(
+        recipe(
+            "memory.profile=hf", "data.seq_len=128", "batch.accumulate=1", base="smollm2-135m-instruct", method="full"
+        )
+    )
+    traced = trace(plan)
+    assert max(traced.timeline.allocated_bytes) == traced.allocated_bytes
+    assert max(traced.timeline.reserved_bytes) <= traced.reserved_bytes
+    assert [phase for _, phase in traced.timeline.marks] == ["forward", "backward", "optimizer_step"]
+    assert picture.caption(traced.timeline).startswith(f"{len(traced.timeline.allocated_bytes)} events")
