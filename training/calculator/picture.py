@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _SUFFIXES = (".png", ".svg")
 _GIB = 1 << 30
 _BLUE, _ORANGE = "#0072B2", "#D55E00"
+_FAR = 4
+"""A device that has more than this many times what is reserved is told, not drawn, so that the step can be seen."""
 _MOST_POINTS = 400
 _MOST_PANELS = 12
 _STYLE = {"svg.hashsalt": "trainyard", "svg.fonttype": "none", "font.size": 8}
@@ -63,16 +65,23 @@ def caption(timeline: Timeline) -> str:
 
 def draw_step(timeline: Timeline, path: Path, *, title: str, usable_bytes: int | None = None) -> None:
     """Draw what is allocated and reserved over the events of a step, and what the device has, less its context."""
+    highest = max(timeline.reserved_bytes)
+    unit, name = (_GIB, "GiB") if highest >= _GIB else (1 << 20, "MiB")
     with _drawing(path, caption(timeline), width_inches=8.0, height_inches=3.4) as figure:
         axes = figure.add_subplot()
         events, allocated, reserved = zip(*points(timeline), strict=True)
-        allocated, reserved = ([one / _GIB for one in counts] for counts in (allocated, reserved))
+        allocated, reserved = ([one / unit for one in counts] for counts in (allocated, reserved))
         axes.fill_between(events, allocated, step="post", color=_BLUE, alpha=0.4, linewidth=0, label="allocated")
         axes.plot(events, reserved, drawstyle="steps-post", color=_ORANGE, linewidth=1.4, label="reserved")
         if usable_bytes is not None:
-            axes.axhline(usable_bytes / _GIB, color="black", linestyle="--", linewidth=1, label="usable for tensors")
-        top = 1.22 * max(*reserved, (usable_bytes or 0) / _GIB)
-        axes.set(xlim=(0, events[-1]), ylim=(0, top), ylabel="GiB", title=title, xlabel="allocations and releases")
+            is_near = usable_bytes < _FAR * highest
+            label = f"usable for tensors: {format_bytes(usable_bytes)}" + ("" if is_near else ", far above")
+            places = [usable_bytes / unit] if is_near else []
+            axes.plot([], [], color="black", linestyle="--", linewidth=1, label=label)
+            axes.hlines(places, 0, events[-1], color="black", linestyle="--", linewidth=1)
+            highest = max(highest, usable_bytes if is_near else 0)
+        top = 1.22 * highest / unit
+        axes.set(xlim=(0, events[-1]), ylim=(0, top), ylabel=name, title=title, xlabel="allocations and releases")
         _name_phases(axes, timeline, top)
         axes.legend(loc="lower right", ncols=3)
 
