@@ -110,7 +110,7 @@ def _sharded_instant(plan: Plan, instant: Instant) -> Instant:
         elif term.name not in ("head_gradient", "embedding_gradients"):
             terms.append(term)
     if instant.name == "first_layer_backward":
-        terms.append(_saved_below(plan))
+        terms.append(_saved_below(plan, instant))
     terms += [_gathered(plan, instant.name), _unreduced(plan, instant.name)]
     return Instant(instant.name, tuple(term for term in terms if term.num_bytes))
 
@@ -137,11 +137,12 @@ def _unreduced(plan: Plan, name: str) -> Term:
     return Term("unreduced_gradients", size, how, _FSDP2)
 
 
-def _saved_below(plan: Plan) -> Term:
-    """What the last block's backward will read, beside that of the one before it."""
-    is_stored = plan.recipe.memory.gradient_checkpointing
-    each = plan.z * plan.shape.hidden_size if is_stored else activations.per_token_layer(plan)
-    return Term("saved_below", plan.T * each, "T * (z*h, or a layer's set)", _FSDP2)
+def _saved_below(plan: Plan, instant: Instant) -> Term:
+    """What the last block's backward will read, beside that of the one before it: as much again, or a stored input."""
+    size = sum(term.num_bytes for term in instant.terms if term.name == "activations")
+    if plan.recipe.memory.gradient_checkpointing:
+        size = plan.T * plan.z * plan.shape.hidden_size
+    return Term("saved_below", size, "a layer's set, or T * z*h", _FSDP2)
 
 
 def _root_bytes(plan: Plan) -> int:
