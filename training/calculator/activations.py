@@ -105,12 +105,12 @@ def passing(plan: Plan) -> int:
     return e * shape.hidden_size + max(3 * e * shape.intermediate_size, attention)
 
 
-def in_flight(plan: Plan) -> int:
+def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
     """The most that one layer's backward holds beyond its saved set: in its feed-forward half, or in its attention.
 
     The down projection's gradient stands by then; when attention goes backward the feed-forward half has given its set
-    back, and all its gradients stand. A 4-bit matrix is unpacked for its own product alone, so none is while attention
-    goes backward.
+    back, and all its gradients stand (`with_gradients`: they are not counted elsewhere). A 4-bit matrix is unpacked for
+    its own product alone, so none is while attention goes backward.
     """
     shape, trained = plan.shape, not plan.is_adapter
     stream = plan.z * shape.hidden_size
@@ -118,7 +118,7 @@ def in_flight(plan: Plan) -> int:
     feed_forward += 2 * max(linear.weight for linear in shape.linears) if plan.is_nf4 else 0
     streams = 2 * stream if trained else stream
     attention = plan.T * (streams + _attention_in_flight(plan) - _free_in_attention(plan))
-    if trained and not plan.accumulates:
+    if trained and with_gradients and not plan.accumulates:
         gradient = plan.weight_bytes * shape.hidden_size * shape.intermediate_size
         feed_forward, attention = feed_forward + gradient, attention + 3 * gradient
     return max(feed_forward, attention)

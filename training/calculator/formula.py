@@ -7,8 +7,10 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 from __future__ import annotations
 
 from training.calculator import activations, layers, runtime
+from training.calculator import parallel as parallelism
 from training.calculator.calibration import Calibration
 from training.calculator.estimate import Estimate, Instant, Term
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.standing import (
     accumulated_gradients,
@@ -28,18 +30,20 @@ _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
 def estimate(
-    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, calibration: Calibration | None = None
-) -> Estimate:
+    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, parallel: Parallel | None = None,
+    calibration: Calibration | None = None,
+) -> Estimate:  # fmt: skip
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
     `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known,
-    and `calibration` what was measured of it, by default this machine's own record.
+    and `calibration` what was measured of it, by default this machine's own record. `parallel` asks for one rank's
+    share.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, calibration=calibration)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel, calibration=calibration)
     moments = instants(plan)
     overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(
@@ -47,13 +51,17 @@ def estimate(
         trainable=plan.trainable,
         instants=moments,
         overhead=overhead,
-        assumptions=(*_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
+        assumptions=(*parallelism.assumptions(plan), *_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
     )
 
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
-    """The moments of a step, from the second one on, when the optimizer's states exist."""
-    rest = rounding(plan)
+    """The moments of a step, from the second one on, when the optimizer's states exist; of one rank where several."""
+    return parallelism.of_rank(plan, _alone(plan))
+
+
+def _alone(plan: Plan) -> tuple[Instant, ...]:
+    loaded, rest, scratch, moments = weights(plan), rounding(plan), _if(workspaces(plan)), optimizer_states(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
     is_recomputed = plan.recipe.memory.gradient_checkpointing
@@ -61,7 +69,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     def standing(more: int) -> tuple[Term, ...]:
         """What stands beside `more` tensors like each trained one."""
         rests = rounding_of_all(rest, plan, states + more)
-        return (weights(plan), *_if(rests), *_if(workspaces(plan)), optimizer_states(plan))
+        return (loaded, *_if(rests), *scratch, moments)
 
     held = (
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
@@ -72,8 +80,8 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
     joined, head = chunk_gradients(plan, 3), chunk_gradients(plan, 2) or _if(head_gradient(plan))
-    moments = {
-        "load": (weights(plan), *_if(rest), *_if(load_temporaries(plan))),
+    at = {
+        "load": (loaded, *_if(rest), *_if(load_temporaries(plan))),
         "layer_forward": (*held, saved_layers(plan), *mask, passing_layer(plan, 0)) if is_recomputed else (),
         "forward_end": (*saved, logits(plan)),
         "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
@@ -86,7 +94,7 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
         "evaluation": (*standing(0), *evaluation(plan)),
         "checkpoint_save": standing(0),
     }
-    return tuple(Instant(name, terms) for name, terms in moments.items() if terms)
+    return tuple(Instant(name, terms) for name, terms in at.items() if terms)
 
 
 def _if(term: Term) -> tuple[Term, ...]:

@@ -44,7 +44,8 @@ def workspace_bytes(plan: Plan) -> int:
 
 def rounding(plan: Plan) -> Term:
     """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
-    size = 0 if plan.on_cpu else loading.resident_bytes(plan) - sum(weight_sizes(plan))
+    held = loading.loaded(plan)
+    size = 0 if plan.on_cpu else held.allocated_bytes - held.asked_bytes
     source = "CUDACachingAllocator.cpp: round_size, should_split"
     return Term("rounding", max(0, size), "the weights' requests replayed", source)
 
