@@ -63,6 +63,17 @@ def test_without_its_margins_memfit_is_nearer_and_not_always_above(asked):
         assert error.estimated_bytes - without == pytest.approx(margin, rel=0.002, abs=2)
 
 
+@pytest.mark.slow
+def test_the_trace_is_asked_about_the_same_rows(monkeypatch):
+    """A LoRA run whose reserved bytes the bare trace meets to a tenth of a percent, and one that it does not run."""
+    monkeypatch.setattr(peers, "rows", lambda: [COMPLETE["F016"], COMPLETE["LA12"]])
+    traced = peers.traced()
+    assert {error.kind: error.relative for error in traced.errors if error.kind != "nvml"} == pytest.approx(
+        {"allocated": 0, "reserved": 0}, abs=0.001
+    )
+    assert traced.left_out == (("LA12", "memory.profile is not traced"),)
+
+
 def test_the_table_in_the_page_is_the_one_that_the_command_makes(asked):
     part = peers.page_part(list(asked.values()))
     assert part in PAGE.read_text(), "make bench-memfit ARGS='--peers --write docs/training/memory_fit.md'"

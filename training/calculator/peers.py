@@ -7,9 +7,10 @@ configuration and the number of parameters that it would fetch, accelerate an em
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from training.calculator.bench import Bench, Error, nine_in_ten, percent
 from training.calculator.plan import Plan
 from training.calculator.published import Row, rows
 from training.calculator.shapes import config_of
-from training.core.errors import MachineError, UserError
+from training.core.errors import MachineError, Problems
 from training.recipe.model import Recipe
 
 MARK = "bench-memfit --peers"
@@ -68,13 +69,14 @@ def run(bench: Bench) -> tuple[Peer, ...]:
         "fitcheck-llm 0.3.1": _fitcheck(), "accelerate, loading": _accelerate_loading,
         "accelerate, training": _accelerate_training,
     }  # fmt: skip
-    questions = _questions()
-    return (ours, *(_ask(name, ask, questions) for name, ask in asked.items()))
+    with _questions() as questions:
+        return (ours, *(_ask(name, ask, questions) for name, ask in asked.items()))
 
 
 def traced() -> Peer:
     """The trace's own counts of every complete row, without memfit's margins; it takes minutes."""
-    return _ask("memfit --trace", _trace, _questions())
+    with _questions() as questions:
+        return _ask("memfit --trace", _trace, questions)
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,16 @@ class _Question:
     config: dict
 
 
-def _questions() -> list[_Question]:
+@contextlib.contextmanager
+def _questions() -> Iterator[list[_Question]]:
+    """Every complete row as a question; the configurations' files are there for as long as it is asked."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows():
             if row.is_complete:
                 recipe = row.recipe(Path(folder))
                 found.append(_Question(row, Plan.of(recipe, gpu=row.gpu), config_of(recipe.model)))
-    return found
+        yield found
 
 
 def _ask(name: str, ask: Callable[[_Question], Counts], questions: Sequence[_Question]) -> Peer:
@@ -182,8 +186,8 @@ def _trace(question: _Question) -> Counts:
 
     try:
         found = trace(question.plan)
-    except UserError as error:
-        raise _NoWords(getattr(error, "problems", [error])[0].what) from error
+    except Problems as error:
+        raise _NoWords(error.problems[0].what) from error
     context = runtime.context(question.plan).num_bytes
     reserved = found.reserved_bytes
     return {"allocated": found.allocated_bytes, "reserved": reserved, "nvml": reserved + context}
