@@ -6,7 +6,8 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import activations, layers, runtime
+from training.calculator import activations, runtime
+from training.calculator.activations import Activations
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.plan import Plan
 from training.calculator.standing import (
@@ -49,7 +50,7 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
 
 def instants(plan: Plan) -> tuple[Instant, ...]:
     """The moments of a step, from the second one on, when the optimizer's states exist."""
-    rest = rounding(plan)
+    rest, kept_by = rounding(plan), Activations.of(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
 
@@ -62,19 +63,19 @@ def instants(plan: Plan) -> tuple[Instant, ...]:
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
     )  # fmt: skip
     mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
-    saved = (*held, saved_activations(plan), *rests, *mask)
-    in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
+    saved = (*held, saved_activations(plan, kept_by), *rests, *mask)
+    in_layers = (*held, saved_layers(plan, kept_by), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
     return (
         Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
-        Instant("layer_backward", (*in_layers, *layer_backward(plan))),
-        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
+        Instant("layer_backward", (*in_layers, *layer_backward(plan, kept_by))),
+        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan, kept_by))),
         Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
         Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing(0), *mask, evaluation(plan))),
+        Instant("evaluation", (*standing(0), *mask, evaluation(plan, kept_by))),
         Instant("checkpoint_save", standing(0)),
     )
 
@@ -87,25 +88,30 @@ def _if(term: Term) -> tuple[Term, ...]:
 # ---- forward
 
 
-def saved_activations(plan: Plan) -> Term:
-    """What the layers and the final norm keep, at the end of the forward pass."""
-    stored = saved_layers(plan)
-    final_norm = plan.T * plan.shape.hidden_size * (4 + (0 if plan.is_adapter else plan.z + plan.e))
-    return Term("activations", stored.num_bytes + final_norm, f"{stored.equation} + final norm", stored.source)
+def saved_activations(plan: Plan, kept: Activations) -> Term:
+    """What the layers, the final norm and the head keep, at the end of the forward pass."""
+    stored = saved_layers(plan, kept)
+    size = stored.num_bytes + kept.final_bytes
+    return Term(
+        "activations",
+        size,
+        f"{stored.equation} + T * {kept.final_bytes / plan.T:.10g} of the final norm",
+        stored.source,
+    )
 
 
-def saved_layers(plan: Plan) -> Term:
+def saved_layers(plan: Plan, kept: Activations) -> Term:
     shape = plan.shape
     if plan.recipe.memory.gradient_checkpointing:
         stored = plan.T * shape.num_layers * plan.z * shape.hidden_size
         return Term("activations", stored, "T * L * z*h", "each layer's input (arXiv 1604.06174)")
-    stored = plan.T * shape.num_layers * activations.per_token_layer(plan)
-    return Term("activations", stored, f"T * L * [{activations.EQUATION}]", activations.SOURCE)
+    stored = kept.first_layer_bytes + (shape.num_layers - 1) * kept.layer_bytes
+    return Term("activations", stored, f"T * L * [{kept.equation(plan.T)}]", activations.SOURCE)
 
 
 def saved_rounding(plan: Plan) -> Term:
     is_counted = not plan.on_cpu and not plan.recipe.memory.gradient_checkpointing
-    size = layers.saved_rounding(plan) if is_counted else 0
+    size = activations.saved_rounding(plan) if is_counted else 0
     return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
 
 
@@ -157,38 +163,29 @@ def head_gradient(plan: Plan) -> Term:
     )
 
 
-def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ...]:
+def layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
-    flight = Term(
-        "layer_backward", activations.in_flight(plan, with_gradients=with_gradients),
-        "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
-        _AUTOGRAD,
-    )  # fmt: skip
-    again = recomputed_layer(plan) if plan.recipe.memory.gradient_checkpointing else None
-    return (*_if(flight), *((again,) if again else ()))
+    flight = Term("layer_backward", kept.flight_bytes, "one layer's operations walked back, their gradients", _AUTOGRAD)
+    if not plan.recipe.memory.gradient_checkpointing:
+        return (flight,)
+    how = f"T * [{kept.equation(plan.T)}] without the input"
+    return (flight, Term("recomputed_layer", kept.recomputed_bytes, how, activations.SOURCE))
 
 
-def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
-    """The layer whose backward comes last: every other layer's set is free, and all the layers' gradients stand."""
-    missing = (
-        0
-        if plan.is_adapter or plan.accumulates or plan.shape.tied
-        else plan.shape.embedding_parameters * plan.weight_bytes
-    )
-    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
+def first_layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
+    """The layer whose backward comes last: every other layer's set is free, and all the other gradients stand."""
+    missing = 0 if plan.accumulates else plan.layer_trainable_bytes
+    if not (plan.is_adapter or plan.accumulates or plan.shape.tied):
+        missing += plan.shape.embedding_parameters * plan.weight_bytes
+    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for this layer and the embedding", _AUTOGRAD)
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
-    own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, with_gradients=False))
+    own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, kept, "activations"),)
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, kept))
 
 
-def recomputed_layer(plan: Plan) -> Term:
-    size = activations.recomputed(plan)
-    return Term("recomputed_layer", size, f"T * [{activations.EQUATION}]", activations.SOURCE)
-
-
-def layer_set(plan: Plan, name: str) -> Term:
+def layer_set(plan: Plan, kept: Activations, name: str) -> Term:
     """What one layer keeps for its backward."""
-    return Term(name, plan.T * activations.per_token_layer(plan), f"T * [{activations.EQUATION}]", activations.SOURCE)
+    return Term(name, kept.layer_bytes, f"T * [{kept.equation(plan.T)}]", activations.SOURCE)
 
 
 def embedding_gradients(plan: Plan) -> Term:
@@ -208,9 +205,9 @@ def embedding_gradients(plan: Plan) -> Term:
 # ---- between steps
 
 
-def evaluation(plan: Plan) -> Term:
+def evaluation(plan: Plan, kept: Activations) -> Term:
     """One layer at a time and nothing saved (at most what it would keep), or the logits of a micro-batch after it."""
-    return max(layer_set(plan, "evaluated_layer"), logits(plan), key=lambda term: term.num_bytes)
+    return max(layer_set(plan, kept, "evaluated_layer"), logits(plan), key=lambda term: term.num_bytes)
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:

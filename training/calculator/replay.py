@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.calculator import allocator as caching
 from training.calculator import loading
-from training.calculator.allocator import Block, CachingAllocator
-from training.calculator.layers import Layers
+from training.calculator.allocator import CachingAllocator
+from training.calculator.blocks import Block
 from training.calculator.plan import Plan
 from training.calculator.standing import LEAST_EIGHT_BIT, workspace_bytes
+from training.calculator.tape import Tape, Tensor
 
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
@@ -42,109 +44,114 @@ def replay(plan: Plan) -> Replayed:
     return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
-class _Step(Layers):
+class _Step:
     """The requests of one step; states and workspaces stay from the first one on."""
 
     def __init__(self, plan: Plan, allocator: CachingAllocator):
-        super().__init__(plan, allocator)
-        self.states: list[Block | None] | None = None
+        self.plan, self.allocator, self.tape = plan, allocator, Tape(allocator)
+        self.block = Block(plan, self.tape)
+        self.outputs: Tensor | None = None
+        self.states: list[caching.Block | None] | None = None
         self.workspaces = 0
-        self.workspace_bytes = workspace_bytes(plan)
 
     def run(self) -> None:
         """One optimizer step; a second micro-batch stands for all that follow the first."""
         for micro_batch in range(2 if self.plan.accumulates else 1):
-            self.adds_up = micro_batch > 0
-            self.forward()
-            self.backward()
-            if micro_batch == 0 and self.plan.accumulates:
-                self.free(self.logits)
+            self.tape.adds_up = micro_batch > 0
+            self.outputs = None
+            self.micro_batch()
         self.optimizer_step()
+        self.outputs = None
+
+    def micro_batch(self) -> None:
+        """Forward, loss and backward. What the caller holds afterwards are the outputs, where it keeps them."""
+        inputs = self.inputs()
+        *stored, last = self.forward()
+        slot = last.slot
+        self.loss(last)
+        del last
+        self.use_workspace(2)
+        self.backward(stored, slot)
+        del inputs
 
     def use_workspace(self, number: int) -> None:
         if self.workspaces < number:
             self.workspaces += 1
-            self.new(self.workspace_bytes)
+            self.allocator.new(workspace_bytes(self.plan))
 
     # ---- forward
 
-    def forward(self) -> None:
-        plan, shape = self.plan, self.plan.shape
-        self.inputs = [self.new(8 * plan.T) for _ in range(3)]
-        x = self.new(plan.z * self.h)
-        self.use_workspace(1)
-        self.inputs += [self.new(plan.z * plan.S * shape.head_dim) for _ in range(2)]
-        self.inputs.append(self.new(plan.z * plan.B * plan.S * plan.S) if plan.is_eager or plan.has_mask else None)
-        self.stored, self.sets = [], []
-        for _ in range(shape.num_layers):
-            y, saved = self.layer(x, keep=not plan.recipe.memory.gradient_checkpointing)
-            self.stored.append(x)
-            self.sets.append(saved)
-            x = y
-        self.last = x
-        self.norm_kept, hidden = self.norm(x, keep=True)
-        self.head(hidden)
+    def inputs(self) -> list[Tensor]:
+        """Tokens, labels and positions; the rotation's angles; a mask where attention takes one."""
+        plan, tape = self.plan, self.tape
+        made = [tape.new(plan.T, 8) for _ in range(3)]
+        made += [tape.new(plan.S * plan.shape.rotary_dim, plan.z) for _ in range(2)]
+        if plan.is_eager or plan.has_mask:
+            made.append(tape.new(plan.B * plan.S * plan.S, plan.z))
+        return made
 
-    def head(self, hidden: Block | None) -> None:
-        plan = self.plan
-        logits = plan.logit_tokens * plan.shape.vocab_size
-        self.logits = self.new(plan.logit_bytes * logits)
-        lifted = self.new(4 * logits) if plan.logit_bytes < 4 else None
-        self.hidden = None if plan.is_adapter else hidden
-        if plan.is_adapter:
-            self.free(hidden)
-        self.log_softmax = self.new(4 * logits)
-        self.free(lifted)
-        if not plan.keeps_outputs:
-            self.free(self.logits)
-            self.logits = None
+    def forward(self) -> list[Tensor]:
+        """Each layer's input under checkpointing, and the last layer's output in any case."""
+        plan, tape = self.plan, self.tape
+        x = self.block.embed()
+        self.embedding_nodes = len(tape.nodes)
+        self.use_workspace(1)
+        stored = []
+        tape.keeps = not plan.recipe.memory.gradient_checkpointing
+        for _ in range(plan.shape.num_layers):
+            if not tape.keeps:
+                stored.append(x)
+            x = self.block.layer(x)
+            x.needs_grad = x.needs_grad or not plan.is_adapter or bool(plan.adapted)
+        tape.keeps = True
+        return [*stored, x]
+
+    def loss(self, x: Tensor) -> None:
+        """Logits, their float32 copy and log-softmax; backward two gradients in float32."""
+        tape = self.tape
+        logits = self.block.logits(x)
+        del x
+        self.outputs = logits if self.plan.keeps_outputs else None
+        lifted = tape.to(logits, 4)
+        del logits
+        log_softmax = tape.like(lifted)
+        elements = lifted.elements
+
+        def backward(g: Tensor) -> tuple:
+            picked = tape.new(elements, 4)
+            grad = tape.new(elements, 4)
+            del picked
+            return (grad,)
+
+        loss = tape.new(1, 4)
+        tape.record((loss,), (lifted,), (log_softmax,), backward)
+        tape.gather(loss.slot, tape.like(loss))
 
     # ---- backward
 
-    def backward(self) -> None:
-        plan = self.plan
-        self.use_workspace(2)
-        logits = plan.logit_tokens * plan.shape.vocab_size
-        first = self.new(4 * logits)
-        grad = self.new(4 * logits)
-        self.drop(first, self.log_softmax)
-        if plan.logit_bytes < 4:
-            cast = self.new(plan.logit_bytes * logits)
-            self.free(grad)
-            grad = cast
-        g = self.new(plan.z * self.h)
-        if not plan.is_adapter:
-            self.head_grad = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-        self.drop(grad, self.hidden)
-        g = self.norm_backward(g, self.norm_kept)
-        self.free(self.last)
-        for x, saved in zip(reversed(self.stored), reversed(self.sets), strict=True):
-            if plan.recipe.memory.gradient_checkpointing:
-                y, saved = self.layer(x, keep=True)
-                self.free(y)
-            g = self.layer_backward(g, saved)
-            self.free(x)
-        if not plan.is_adapter:
-            more = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-            if plan.shape.tied:
-                total = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-                self.drop(more, self.head_grad)
-                self.gain(total)
-            else:
-                self.gain(more)
-                self.gain(self.head_grad)
-        self.free(g)
-        self.drop(*self.inputs)
+    def backward(self, stored: list[Tensor], last_slot: int) -> None:
+        """From the loss down; under checkpointing each layer is computed again when its output's gradient is there."""
+        tape = self.tape
+        tape.backward(down_to=self.embedding_nodes if stored else 0)
+        while stored:
+            x = stored.pop()
+            tape.rename(last_slot, self.block.layer(x).slot)
+            tape.backward(down_to=self.embedding_nodes)
+            last_slot = x.slot
+            del x
+        tape.backward()
+        tape.settle(self.block.embedding.slot)
+        tape.waiting.clear()
 
     def optimizer_step(self) -> None:
-        plan = self.plan
+        plan, new = self.plan, self.allocator.new
         sizes = list(loading.adapter_sizes(plan)) if plan.is_adapter else list(loading.weight_sizes(plan))
         if self.states is None:
-            self.states = [self.new(self.state_bytes(size)) for size in sizes for _ in range(2)]
+            self.states = [new(self.state_bytes(size)) for size in sizes for _ in range(2)]
         is_foreach = plan.recipe.optimizer.name == "adamw" and plan.recipe.optimizer.impl == "foreach"
-        copies = [self.new(size) for size in sizes] if is_foreach else []
-        self.drop(*copies, *self.grads, self.logits)
-        self.grads = []
+        for copy in [new(size) for size in sizes] if is_foreach else []:
+            self.allocator.free(copy)
+        self.tape.grads.clear()
 
     def state_bytes(self, tensor_bytes: int) -> int:
         """One moment of a tensor: in its type, or a byte an element and a scale for each 256."""

@@ -60,7 +60,7 @@ def optimizer_states(plan: Plan) -> Term:
             "optimizer_states", 2 * plan.trainable_bytes, "2 * trained, in their type",
             "AdamW's two moments (arXiv 1711.05101)",
         )  # fmt: skip
-    small = 0 if plan.is_adapter else plan.shape.small_parameters
+    small = 0 if plan.is_adapter else plan.shape.elements_of_tensors(under=LEAST_EIGHT_BIT)
     quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
     return Term(
         "optimizer_states", quantised + 8 * small, f"2 * (1 + 4/256) * trained, 8 for tensors under {LEAST_EIGHT_BIT}",
