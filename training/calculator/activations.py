@@ -28,6 +28,7 @@ class Activations:
     final_bytes: int  # of the final norm and the head's input
     flight_bytes: int  # the most that a layer's backward holds beyond its set
     recomputed_bytes: int  # a layer's set beyond its stored input, under checkpointing
+    flight_rounding_bytes: int  # what the caching allocator counts beside both
 
     @classmethod
     def of(cls, plan: Plan) -> Activations:
@@ -36,7 +37,8 @@ class Activations:
         layer = _Walk(plan).keeps(Block.layer)
         final = _Walk(plan).keeps(Block.head)
         flight, recomputed = _Walk(plan).flight()
-        return cls(layer, sum(first.values()), sum(final.values()), flight, recomputed)
+        rounding = 0 if plan.on_cpu else _Walk(plan, CachingAllocator()).flight_rounding(flight, recomputed)
+        return cls(layer, sum(first.values()), sum(final.values()), flight, recomputed, rounding)
 
     @property
     def layer_bytes(self) -> int:
@@ -48,10 +50,10 @@ class Activations:
 
 
 class _Walk:
-    """One block on a tape of its own, with a counter."""
+    """One block on a tape of its own."""
 
-    def __init__(self, plan: Plan):
-        self.plan, self.counter = plan, Counter()
+    def __init__(self, plan: Plan, counter: object | None = None):
+        self.plan, self.counter = plan, counter or Counter()
         self.tape = Tape(self.counter)
         self.tape.adds_up = plan.accumulates
         self.block = Block(plan, self.tape)
@@ -76,6 +78,10 @@ class _Walk:
         self.tape.backward()
         return self.counter.peak_allocated_bytes - kept, kept - stored - copies if is_stored else 0
 
+    def flight_rounding(self, flight_bytes: int, recomputed_bytes: int) -> int:
+        """What a caching allocator counts beside a layer's backward and, under checkpointing, its set."""
+        return max(0, sum(self.flight()) - flight_bytes - recomputed_bytes)
+
     def _stream(self, needs_grad: bool = True) -> Tensor:
         with self.tape.named("norms"):
             x = self.tape.new(self.block.h, self.plan.z)
@@ -87,10 +93,11 @@ def saved_rounding(plan: Plan) -> int:
     """What the allocator counts beside the bytes that all layers keep: of a few layers, forward, taken for all."""
     allocator = CachingAllocator()
     tape = Tape(allocator)
+    tape.keeps = not plan.recipe.memory.gradient_checkpointing
     block = Block(plan, tape)
-    x = block.embed()
+    stored = [block.embed()]
     for _ in range(_SAMPLE):
-        x = block.layer(x)
+        stored = [*([] if tape.keeps else stored), block.layer(stored[-1])]
     return (allocator.allocated_bytes - allocator.asked_bytes) * plan.shape.num_layers // _SAMPLE
 
 

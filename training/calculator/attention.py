@@ -23,7 +23,7 @@ class Attention:
     def turn(self, x: Tensor) -> Tensor:
         """x * cos + rotate_half(x) * sin, of a part of each head where only that is turned."""
         shape, tape = self.plan.shape, self.tape
-        if shape.kind.partial_rotary is None:
+        if not self._is_joined:
             return self._turn(x)
         turned = x.elements * shape.rotary_dim // shape.head_dim
         rotated, rest = tape.part_of(x, turned), tape.part_of(x, x.elements - turned)
@@ -45,7 +45,15 @@ class Attention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output and, on the eager path, the weights that the module hands back."""
         k, v = self._expanded(k), self._expanded(v)
-        return self._eager(q, k, v) if self.plan.is_eager else (self._fused(q, k, v), None)
+        if self.plan.is_eager:
+            return self._eager(q, k, v)
+        out = self._fused(q, k, v)
+        return (self.tape.shift(out) if self._is_joined else out), None
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether queries were put together head by head: a fused kernel answers in their order, turned afterwards."""
+        return self.plan.shape.kind.partial_rotary is not None
 
     def _expanded(self, x: Tensor) -> Tensor:
         """Keys or values for every query head: a copy, but for FlashAttention 2's kernel."""
@@ -88,6 +96,8 @@ class Attention:
         del scores
         if plan.shape.drops_scores:
             weights = tape.elementwise(weights, saved=(tape.new(self.scores, 1),))
+        if v.base is not None and plan.B > 1:
+            v = tape.shift(v)  # rows of a fused linear's output do not lie side by side
         flat = self._product(weights, v, plan.T * plan.shape.query_size)
         return tape.elementwise(flat), weights
 

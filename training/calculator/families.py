@@ -43,8 +43,9 @@ class Family:
     head_dim: int | None = None  # where the configuration does not say
     scales_residual: bool = False
     scales_logits: bool = False
-    score_cap: str | None = None  # the key of attention's soft cap, which has no fused path, and of the logits'
-    logit_cap: str | None = None
+    score_cap: Flag | None = None  # attention's soft cap, which has no path in SDPA, and the logits'
+    logit_cap: Flag | None = None
+    window: int | None = None  # where the configuration does not say
     slides: int | None = None  # 1: every layer has a window where one is named; n: all but each nth; None: none has
     dropouts: tuple[str, str] = ("", "")  # keys: of the embedding's, of the residual stream's
     flags: tuple[str, ...] = ()  # keys that must be absent, null or False, since the formula does not count them
@@ -56,13 +57,13 @@ _GEMMA = Family(
     head_dim=256, flags=("use_bidirectional_attention",),
 )  # fmt: skip
 _GEMMA_2 = replace(
-    _GEMMA, norms="around", activation="hidden_activation", score_cap="attn_logit_softcapping",
-    logit_cap="final_logit_softcapping", slides=2,
+    _GEMMA, norms="around", activation="hidden_activation", score_cap=Flag("attn_logit_softcapping", True),
+    logit_cap=Flag("final_logit_softcapping", True), window=4096, slides=2,
 )  # fmt: skip
 
 FAMILIES = {
     "llama": Family(attention_bias=_BIAS, output_bias=_BIAS, mlp_bias=_MLP_BIAS),
-    "mistral": Family(slides=1),
+    "mistral": Family(window=4096, slides=1),
     "qwen2": Family(attention_bias=True, flags=("use_sliding_window",)),
     "qwen3": Family(attention_bias=_BIAS, output_bias=_BIAS, query_key_norms="head", flags=("use_sliding_window",)),
     "smollm3": Family(
@@ -81,7 +82,10 @@ FAMILIES = {
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
-    "gemma3_text": replace(_GEMMA_2, query_key_norms="head", slides=6),
+    "gemma3_text": replace(
+        _GEMMA_2, query_key_norms="head", score_cap=Flag("attn_logit_softcapping"),
+        logit_cap=Flag("final_logit_softcapping"), slides=6,
+    ),
     "phi3": Family(
         qkv=("qkv_proj",), feed_forward=("gate_up_proj", "down_proj"), partial_rotary=1.0, slides=1,
         dropouts=("embd_pdrop", "resid_pdrop"),

@@ -24,6 +24,7 @@ from training.calculator.standing import (
 )
 from training.recipe.model import Recipe
 
+_ALLOCATOR = "CUDACachingAllocator.cpp: should_split"
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
@@ -110,9 +111,8 @@ def saved_layers(plan: Plan, kept: Activations) -> Term:
 
 
 def saved_rounding(plan: Plan) -> Term:
-    is_counted = not plan.on_cpu and not plan.recipe.memory.gradient_checkpointing
-    size = activations.saved_rounding(plan) if is_counted else 0
-    return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
+    size = 0 if plan.on_cpu else activations.saved_rounding(plan)
+    return Term("saved_rounding", size, "a few layers' requests replayed", _ALLOCATOR)
 
 
 def attention_mask(plan: Plan) -> Term:
@@ -123,10 +123,10 @@ def attention_mask(plan: Plan) -> Term:
 
 
 def logits(plan: Plan) -> Term:
-    each = plan.logit_bytes + 4 + (4 if plan.logit_bytes < 4 else 0)
+    each = plan.logit_bytes + 4 + (4 if plan.logit_bytes < 4 else 0) + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "logits, their float32 copy, log-softmax (torch cross_entropy)",
+        "logits, their float32 copy, log-softmax (torch cross_entropy); of capped ones their tanh",
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    each = 12 + plan.kept_logit_bytes
+    each = 12 + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "log-softmax and two float32 gradients, beside the logits where outputs are kept alive",
@@ -142,7 +142,11 @@ def loss_backward(plan: Plan) -> Term:
 
 
 def head_backward(plan: Plan) -> Term:
-    each = plan.logit_bytes + plan.kept_logit_bytes + (4 if plan.logit_bytes < 4 else 0)
+    e = plan.logit_bytes
+    casts = e + (4 if e < 4 else 0)
+    scales = 2 * e if plan.shape.logit_cap or plan.shape.kind.scales_logits else 0
+    adapter = 2 * plan.a + e if plan.adapts_head else 0
+    each = max(casts, scales, adapter) + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "the logits' gradient, cast back to their type, beside the logits where outputs are kept alive",
@@ -166,10 +170,10 @@ def head_gradient(plan: Plan) -> Term:
 def layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term("layer_backward", kept.flight_bytes, "one layer's operations walked back, their gradients", _AUTOGRAD)
-    if not plan.recipe.memory.gradient_checkpointing:
-        return (flight,)
+    rounding = Term("flight_rounding", kept.flight_rounding_bytes, "the same requests replayed", _ALLOCATOR)
     how = f"T * [{kept.equation(plan.T)}] without the input"
-    return (flight, Term("recomputed_layer", kept.recomputed_bytes, how, activations.SOURCE))
+    again = Term("recomputed_layer", kept.recomputed_bytes, how, activations.SOURCE)
+    return (flight, *_if(rounding), *_if(again))
 
 
 def first_layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:

@@ -67,7 +67,7 @@ class Linears:
             del low
             scaled = tape.elementwise(high)
             del high
-            return tape.to(tape.add(out, scaled), out.each)
+        return tape.to(tape.add(out, scaled), out.each)
 
     def embedding_adapter(self, out: Tensor) -> Tensor:
         """PEFT's lora.Embedding: rows of rank r, widened and added."""

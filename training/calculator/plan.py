@@ -85,6 +85,11 @@ class Plan:
             return 0
         return 4 if self.recipe.memory.autocast else self.logit_bytes
 
+    @cached_property
+    def capped_logit_bytes(self) -> int:
+        """Bytes of a logit that a soft cap keeps: its tanh."""
+        return self.logit_bytes if self.shape.logit_cap else 0
+
     # ---- choices
 
     @property

@@ -200,6 +200,9 @@ def _shape(config: dict, name: str) -> Shape:
     def told(flag: Flag | bool | None) -> bool:
         return bool(_get(config, flag.key, flag.default)) if isinstance(flag, Flag) else bool(flag)
 
+    def capped(flag: Flag | None) -> bool:
+        return flag is not None and config.get(flag.key, flag.default or None) is not None
+
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or known.head_dim or config["hidden_size"] // heads
     return Shape(
@@ -219,10 +222,10 @@ def _shape(config: dict, name: str) -> Shape:
         activation=_get(config, known.activation, known.default_activation),
         parallel=told(known.parallel),
         rotary_dim=int(head_dim * _rotary_share(config, known.partial_rotary)),
-        score_cap=known.score_cap is not None and config.get(known.score_cap) is not None,
-        logit_cap=known.logit_cap is not None and config.get(known.logit_cap) is not None,
-        window=config.get("sliding_window") if known.slides else None,
-        num_sliding=_num_sliding(config, known.slides),
+        score_cap=capped(known.score_cap),
+        logit_cap=capped(known.logit_cap),
+        window=config.get("sliding_window", known.window) if known.slides else None,
+        num_sliding=_num_sliding(config, known),
         drops_embedding=bool(config.get(known.dropouts[0])),
         drops_residual=bool(config.get(known.dropouts[1])),
         drops_scores=bool(config.get("attention_dropout")),
@@ -244,9 +247,10 @@ def _rotary_share(config: dict, default: float | None) -> float:
     return next((one for one in found if isinstance(one, int | float) and 0 < one <= 1), default)
 
 
-def _num_sliding(config: dict, each: int | None) -> int:
+def _num_sliding(config: dict, known: Family) -> int:
     """How many layers have a window: as listed, or all but each nth, or all."""
-    if each is None or not config.get("sliding_window"):
+    each = known.slides
+    if each is None or not config.get("sliding_window", known.window):
         return 0
     if isinstance(config.get("layer_types"), list):
         return sum(one == "sliding_attention" for one in config["layer_types"])

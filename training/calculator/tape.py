@@ -65,7 +65,7 @@ class Node:
 
 
 class Tape:
-    """Records operations where `keeps` is set; parameters' gradients go to `grads`, others wait by slot in `waiting`."""
+    """Records operations where `keeps` is set; parameters' gradients go to `grads`, others wait by their slots."""
 
     def __init__(self, allocator: object):
         self.allocator = allocator
