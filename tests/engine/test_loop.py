@@ -11,7 +11,7 @@ from training.core.errors import RunError
 from training.engine import checkpoint, loop, optimizer
 from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
-from training.objectives.contract import Score, Sums
+from training.objectives.contract import Batch, Score
 from training.recipe.load import Resolved
 
 VOCAB = 11
@@ -24,21 +24,18 @@ class Words:
         self.rows, self.num_rows = rows, len(rows)
         self.seen: list[int] = []
 
-    def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    def batch(self, rows: np.ndarray) -> Batch:
         width = max(len(self.rows[row]) for row in rows)
         padded = [self.rows[row] + [-100] * (width - len(self.rows[row])) for row in rows]
         self.seen += [int(row) for row in rows]
-        return {"tokens_BT": torch.tensor(padded)}
+        num_tokens = sum(len(self.rows[row]) - 1 for row in rows)
+        return Batch({"tokens_BT": torch.tensor(padded)}, num_tokens, num_tokens)
 
-    def num_trained_tokens(self, batch: dict[str, torch.Tensor]) -> int:
-        return int((batch["tokens_BT"][:, 1:] != -100).sum())
-
-    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Sums:
-        tokens_BT = batch["tokens_BT"]
+    def loss(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        tokens_BT = tensors["tokens_BT"]
         labels_BT = tokens_BT[:, 1:]
         logits_BTV = model(tokens_BT[:, :-1].clamp(min=0))
-        nats = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
-        return Sums(nats, int((labels_BT != -100).sum()), int((labels_BT != -100).sum()))
+        return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
 
 
 def tiny_model(dropout: float = 0.0) -> torch.nn.Module:
@@ -118,10 +115,10 @@ def test_accumulation_weighs_tokens_and_not_batches():
     """B16: one token of loss 4 and three of loss 1 make 1.75, and the gradient of the batch of both rows."""
 
     class Forced(Words):
-        def loss(self, model, batch):
-            sums = super().loss(model, batch)
-            wanted = 4.0 if sums.num_tokens == 1 else 1.0
-            return Sums(sums.nats * 0 + wanted * sums.num_tokens + model[2].bias.sum() * 0, sums.num_tokens, 1)
+        def loss(self, model, tensors):
+            num_tokens = int((tensors["tokens_BT"][:, 1:] != -100).sum())
+            wanted = 4.0 if num_tokens == 1 else 1.0
+            return super().loss(model, tensors) * 0 + wanted * num_tokens + model[2].bias.sum() * 0
 
     hooks = Recorder()
     recipe = recipe_of(batch={"accumulate": 2}, stop={"max_steps": 1})
@@ -200,9 +197,8 @@ def test_a_finished_state_makes_no_step():
 
 def test_a_loss_that_is_not_finite_is_skipped_and_counted_and_too_many_end_the_run():
     class Sick(Words):
-        def loss(self, model, batch):
-            sums = super().loss(model, batch)
-            return Sums(sums.nats * (math.nan if self.sick else 1.0), sums.num_tokens, sums.num_bytes)
+        def loss(self, model, tensors):
+            return super().loss(model, tensors) * (math.nan if self.sick else 1.0)
 
     rows = Sick(random_rows(4).rows)
     rows.sick = True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.objectives.contract import IGNORED_LABEL, measure
+from training.objectives.contract import measure
 from training.objectives.pretrain import PretrainRows, summed_nats, token_bytes
 
 BOS, EOS, PAD, VOCAB = 0, 1, 2, 32
@@ -45,17 +45,17 @@ def tiny_llama(seed: int = 0) -> torch.nn.Module:
 def test_every_token_is_a_label_exactly_once(seq_len: int):
     """B29: documents of 4, 2, 3 and 1 tokens, rows that cut them anywhere."""
     rows = rows_of([[3, 4, 5, 6], [7, 8], [9, 10, 11], [12]], seq_len)
-    labels = rows.batch(np.arange(rows.num_rows))["labels_BT"].flatten().tolist()
-    trained = sorted(label for label in labels if label != IGNORED_LABEL)
-    assert trained == [EOS] * 4 + list(range(3, 13))
+    labels_N = rows.batch(np.arange(rows.num_rows)).tensors["labels_N"]
+    assert sorted(labels_N.tolist()) == [EOS] * 4 + list(range(3, 13))
 
 
 def test_positions_restart_at_each_document_and_bos_is_never_a_label():
     """B28, the trial's labels: 5 within the documents, and one end of text each."""
     rows = rows_of([[11, 12, 13], [21, 22, 23, 24]], 16)
-    batch = rows.batch(np.array([0]))
+    batch = rows.batch(np.array([0])).tensors
     assert batch["positions_BT"][0, :11].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
-    assert batch["labels_BT"][0].tolist() == [11, 12, 13, EOS, IGNORED_LABEL, 21, 22, 23, 24, EOS] + [IGNORED_LABEL] * 6
+    assert batch["labels_N"].tolist() == [11, 12, 13, EOS, 21, 22, 23, 24, EOS]
+    assert batch["trained_N"].tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     assert batch["input_ids_BT"][0, 11:].tolist() == [PAD] * 5
 
 

@@ -67,13 +67,14 @@ class _Walk:
     def flight(self) -> tuple[int, int]:
         """The most in a layer's backward beyond its set, and the set beyond its input."""
         is_stored = self.plan.recipe.memory.gradient_checkpointing
-        x = self._stream()
+        x, grad = self._stream(), self._stream()
         stored, slot = x.num_bytes, self.block.layer(x).slot
         if not is_stored:
             del x
-        kept = self.counter.allocated_bytes
-        self.tape.gather(slot, self._stream())
-        self.counter.peak_allocated_bytes = self.counter.allocated_bytes
+            self.counter.peak_allocated_bytes = 0  # of the way back alone
+        kept = self.counter.allocated_bytes - grad.num_bytes
+        self.tape.gather(slot, grad)
+        del grad
         copies = self.tape.saved_bytes().get(MASK, 0)
         self.tape.backward()
         return self.counter.peak_allocated_bytes - kept, kept - stored - copies if is_stored else 0
@@ -105,13 +106,12 @@ def mask(plan: Plan) -> int:
     """The attention masks of a batch, where attention takes one as a tensor.
 
     Packed rows, and a window that is shorter than the rows: one of bool, and SDPA's additive copy in every layer that
-    reads it. Eager attention: an additive one, causal or not, and a second one where some layers have a window.
+    reads it. Eager attention: an additive one, causal or not, and a second one where some layers have a window. Who
+    computes a layer again keeps its mask for that; else it is gone when the layers are done.
     """
-    scores = plan.B * plan.S * plan.S
-    if plan.is_eager and not plan.on_cpu:
-        return scores * plan.z * plan.num_masks
+    scores, is_kept = plan.B * plan.S * plan.S, plan.recipe.memory.gradient_checkpointing
+    if plan.is_eager:
+        return scores * plan.z * plan.num_masks if is_kept else 0
     if not plan.has_mask:
         return 0
-    layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.num_masked_layers
-    copies = 0 if plan.is_eager else layers * plan.e
-    return scores * (1 + copies)
+    return scores * (1 + plan.e if is_kept else plan.e * plan.num_masked_layers)

@@ -50,6 +50,7 @@ class Estimate:
     instants: tuple[Instant, ...]
     overhead: tuple[Term, ...]  # the allocator's and the process's share, in this order
     assumptions: tuple[str, ...]
+    method: str = "formula"  # or "trace"
 
     @property
     def ranking(self) -> tuple[Instant, ...]:
@@ -67,7 +68,7 @@ class Estimate:
         """The estimate's part of the `memfit --json` document, schema 1."""
         peak = self.peak
         return {
-            "method": "formula",
+            "method": self.method,
             "parameters": {"total": self.parameters, "trainable": self.trainable},
             "terms": {term.name: term.num_bytes for term in self.ranking[0].terms},
             "instants": {instant.name: instant.num_bytes for instant in self.instants},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from training.calculator import advice, devices, lengths, shapes
 from training.calculator import solve as solving
@@ -10,18 +12,41 @@ from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
+from training.calculator.plan import Plan
 from training.recipe.load import Resolved
+
+if TYPE_CHECKING:
+    from training.calculator.trace import Traced
+
+    Trace = Callable[[Plan], Traced]
+
+
+TRUSTED_DIFFERENCE = 0.02
+"""Formula and trace may differ by this much in allocated bytes; beyond it the trace, which ran the code, is trusted."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer of `memfit`. `verdict` is `fits`, `tight` (within the margin, counts as fitting), `no`, or None."""
+    """The answer of `memfit`. `verdict` is `fits`, `tight` (within the margin, counts as fitting), `no`, or None.
+
+    `estimate` is the one that is trusted; `other` the second opinion, where there is one.
+    """
 
     recipe_name: str
     estimate: Estimate
     device: Device | None
     levers: tuple[advice.Lever, ...]
     solution: solving.Solution | None
+    other: Estimate | None = None
+    traced: dict | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """By how much of the trace's allocated bytes the formula's are above it."""
+        if self.other is None:
+            return None
+        both = {one.method: one.peak.allocated_bytes for one in (self.estimate, self.other)}
+        return both["formula"] / both["trace"] - 1
 
     @property
     def verdict(self) -> str | None:
@@ -46,26 +71,45 @@ class Fit:
             **self.estimate.to_json(),
             "advice": [lever.to_json() for lever in self.levers],
             "solve": self.solution.to_json() if self.solution else None,
+            "trace": self.traced,
+            "difference": self.difference,
         }
 
 
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
-    longest: Longest | None = None, with_levers: bool = True,
+    longest: Longest | None = None, with_levers: bool = True, trace: Trace | None = None, asks_trace: bool = False,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
+    `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
-    on_cpu = device is not None and device.kind == "cpu"
-    now = estimate(recipe, on_cpu=on_cpu, gpu=device.name if device else None)
+    on_cpu, name = device is not None and device.kind == "cpu", device.name if device else None
+    by_formula, solution, levers = None, None, ()
+    try:
+        by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name)
+    except shapes.UnknownShape:
+        if trace is None or solve is not None:
+            raise
+    if by_formula is not None:
+        levers = tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu)) if with_levers else ()
+        if solve is not None:
+            positions = shapes.of_model(recipe.model).max_positions
+            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
+    plan = Plan.without_shape if by_formula is None else Plan.of
+    traced = trace(plan(recipe, on_cpu=on_cpu, gpu=name)) if by_formula is None or (trace and asks_trace) else None
+    now, other = _trusted(by_formula, traced.estimate() if traced else None)
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
-    levers = tuple(advice.levers(recipe, now, device, on_cpu=on_cpu)) if with_levers else ()
-    solution = None
-    if solve is not None:
-        positions = shapes.of_model(recipe.model).max_positions
-        solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
-    return Fit(recipe.name, now, device, levers, solution)
+    return Fit(recipe.name, now, device, levers, solution, other, traced.to_json() if traced else None)
+
+
+def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Estimate, Estimate | None]:
+    """The estimate to go by, and the other one: the formula, unless the trace differs by too much."""
+    if by_formula is None or by_trace is None:
+        return by_formula or by_trace, None
+    difference = by_formula.peak.allocated_bytes / by_trace.peak.allocated_bytes - 1
+    return (by_formula, by_trace) if abs(difference) <= TRUSTED_DIFFERENCE else (by_trace, by_formula)

@@ -26,9 +26,11 @@ class Linears:
     def __call__(self, name: str, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """The output of a linear and of its adapter; `weight` is one that it shares."""
         one = self.known[name]
-        is_packed = self.plan.is_nf4 and name != self.plan.shape.head.name
-        out = self._packed(one, x) if is_packed else self._plain(one, x, weight)
-        return self._adapted(one, x, out) if name in self.adapted else out
+        return self._adapted(one, x, weight) if name in self.adapted else self._base(one, x, weight)
+
+    def _base(self, one: Linear, x: Tensor, weight: Tensor | None) -> Tensor:
+        is_packed = self.plan.is_nf4 and one.name != self.plan.shape.head.name
+        return self._packed(one, x) if is_packed else self._plain(one, x, weight)
 
     def _plain(self, one: Linear, x: Tensor, weight: Tensor | None) -> Tensor:
         tape, tokens = self.tape, x.elements // one.in_features
@@ -51,10 +53,10 @@ class Linears:
         tape.record((out,), (x,), (), lambda g: (product(g, out_elements, elements) if gives else None,))
         return out
 
-    def _adapted(self, one: Linear, x: Tensor, out: Tensor) -> Tensor:
+    def _adapted(self, one: Linear, x: Tensor, weight: Tensor | None) -> Tensor:
         """result + B(A(dropout(x))) * scale, in the adapter's type, cast back."""
         tape, a, rank = self.tape, self.plan.a, self.plan.recipe.lora.rank
-        tokens = x.elements // one.in_features
+        tokens, out = x.elements // one.in_features, self._base(one, x, weight)
         with tape.named("adapters"):
             own = tape.to(x, a)
             if self.plan.recipe.lora.dropout > 0:
@@ -67,7 +69,9 @@ class Linears:
             del low
             scaled = tape.elementwise(high)
             del high
-        return tape.to(tape.add(out, scaled), out.each)
+        each, total = out.each, tape.add(out, scaled)
+        del out, scaled
+        return tape.to(total, each)
 
     def embedding_adapter(self, out: Tensor) -> Tensor:
         """PEFT's lora.Embedding: rows of rank r, widened and added."""

@@ -40,8 +40,13 @@ def adapter_sizes(plan: Plan) -> Iterator[int]:
 
 def _nf4(linear: Linear, plan: Plan) -> Iterator[int]:
     """Packed halves of bytes and a scale for each 64; the scales in 8 bits by blocks of 256 of them, or in float32."""
-    blocks = -(-linear.weight // 64)
-    yield -(-linear.weight // 2)
+    return packed_sizes(linear.weight, plan)
+
+
+def packed_sizes(elements: int, plan: Plan) -> Iterator[int]:
+    """Bytes of the tensors that hold a matrix in 4 bits."""
+    blocks = -(-elements // 64)
+    yield -(-elements // 2)
     if plan.recipe.memory.double_quant:
         yield blocks
         yield 4 * -(-blocks // 256)

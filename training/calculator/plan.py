@@ -22,7 +22,7 @@ class Plan:
     """What one micro-batch of a recipe is made of."""
 
     recipe: Recipe
-    shape: Shape
+    shape: Shape | None  # None where the model is traced because the formula does not know it
     on_cpu: bool = False
     gpu: str | None = None  # its name, where it is known
 
@@ -32,6 +32,11 @@ class Plan:
         plan = cls(recipe, of_model(recipe.model), on_cpu, gpu)
         _ = plan.targets  # raises on one that matches nothing
         return plan
+
+    @classmethod
+    def without_shape(cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None) -> Plan:
+        """The plan of a recipe whose model the formula does not know: enough for a trace."""
+        return cls(recipe, None, on_cpu, gpu)
 
     # ---- sizes
 

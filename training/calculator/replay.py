@@ -66,7 +66,10 @@ class _Step:
     def micro_batch(self) -> None:
         """Forward, loss and backward. What the caller holds afterwards are the outputs, where it keeps them."""
         inputs = self.inputs()
+        mask = self.mask()
         *stored, last = self.forward()
+        if not stored:
+            del mask  # layers that are computed again read it again
         slot = last.slot
         self.loss(last)
         del last
@@ -82,13 +85,18 @@ class _Step:
     # ---- forward
 
     def inputs(self) -> list[Tensor]:
-        """Tokens, labels and positions; the rotation's angles; a mask where attention takes one."""
+        """Tokens, labels and positions; the rotation's angles."""
         plan, tape = self.plan, self.tape
         made = [tape.new(plan.T, 8) for _ in range(3)]
         made += [tape.new(plan.S * plan.shape.rotary_dim, plan.z) for _ in range(2)]
-        if plan.is_eager or plan.has_mask:
-            made.append(tape.new(plan.B * plan.S * plan.S, plan.z))
         return made
+
+    def mask(self) -> Tensor | None:
+        """The attention mask, where attention takes one: additive for eager attention, else of bool."""
+        plan = self.plan
+        if plan.is_eager:
+            return self.tape.new(plan.B * plan.S * plan.S * plan.num_masks, plan.z)
+        return self.tape.new(plan.B * plan.S * plan.S, 1) if plan.has_mask else None
 
     def forward(self) -> list[Tensor]:
         """Each layer's input under checkpointing, and the last layer's output in any case."""

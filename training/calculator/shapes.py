@@ -16,6 +16,11 @@ from training.core.errors import Problems, TrainyardError, UserError
 from training.recipe import bases, rules
 from training.recipe.model import Model
 
+
+class UnknownShape(UserError):
+    """The formula does not count this model; a trace may."""
+
+
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
@@ -189,6 +194,8 @@ def config_of(model: Model) -> dict:
 def from_config(config: dict, source: str) -> Shape:
     """The shape of a Hugging Face configuration. Raises Problems with everything that stands in the way."""
     problems = _refusals(config, source)
+    if problems and all(isinstance(one, UnknownShape) for one in problems):
+        raise problems[0]
     if problems:
         raise Problems(f"no estimate for {source}", problems)
     return _shape(config, config["model_type"])
@@ -265,7 +272,8 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
     if not isinstance(family, str) or family not in FAMILIES:
         missing = "its layers, norms and attention as equations in training/calculator"
         known = f"{_one_of(FAMILIES)}; for {family!r} is missing: {missing}"
-        return [_refusal(f"the formula does not know the architecture {family!r}", source, family, known)]
+        what = f"the formula does not know the architecture {family!r}"
+        return [UnknownShape(what, where=source, found=family, expected=known)]
     problems = []
     if config.get("quantization_config"):
         problems.append(_refusal("the configuration is quantised already", source, "quantization_config", "the base's"))
@@ -277,12 +285,13 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
             problems.append(_refusal(f"{key} is missing or no size", source, str(value)[:80], expected))
     for key in FAMILIES[family].flags:
         if config.get(key):
-            problems.append(_refusal(f"the formula does not count {key}", source, config[key], f"{key}: false"))
+            what = f"the formula does not count {key}"
+            problems.append(UnknownShape(what, where=source, found=config[key], expected=f"{key}: false"))
     key, default = FAMILIES[family].activation, FAMILIES[family].default_activation
     if (activation := _get(config, key, default)) not in _ACTIVATIONS:
-        problems.append(
-            _refusal("the formula does not know the activation", source, activation, f"{key}: {_one_of(_ACTIVATIONS)}")
-        )
+        expected = f"{key}: {_one_of(_ACTIVATIONS)}"
+        what = "the formula does not know the activation"
+        problems.append(UnknownShape(what, where=source, found=activation, expected=expected))
     return problems or _contradictions(config, source)
 
 

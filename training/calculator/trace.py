@@ -1,9 +1,10 @@
-"""A real step under fake tensors: transformers' own code runs, every storage is followed, nothing is held.
+"""A real step under fake tensors: the model's own code runs, every storage is followed, nothing is held.
 
-The step is the plain Hugging Face one (`memory.profile: hf`) of an architecture that `shapes` knows, whose forward pass
-does not branch on data, with stand-ins for PEFT's and bitsandbytes' linears. It runs on fake CPU tensors; where CUDA's
-kernels allocate otherwise (softmax, SDPA's choice of mask, cuBLAS) the CUDA way is imitated. Every allocation and every
-release goes through the simulated caching allocator, in the order in which they happen.
+The step is a `StepProbe`'s: the trainer's own, handed in by the commands, or the plain Hugging Face one. It runs on
+fake CPU tensors; for a GPU what CUDA's kernels allocate is imitated (`training.calculator.kernels`), and every request
+goes through the simulated caching allocator, in the order in which they happen.
+
+A model whose forward pass branches on its data cannot be traced and is refused by name.
 
 This module imports torch, so it is imported inside functions alone. Legend in `training.calculator.plan`.
 """
@@ -11,275 +12,214 @@ This module imports torch, so it is imported inside functions alone. Legend in `
 from __future__ import annotations
 
 import contextlib
-import importlib
-import weakref
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from unittest import mock
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._subclasses import fake_tensor
 
-from training.calculator import loading
+from training.calculator import kernels, loading, runtime, watch
 from training.calculator.allocator import CachingAllocator
+from training.calculator.estimate import Estimate, Instant, Term
+from training.calculator.plain import PlainProbe, optimizer, said
 from training.calculator.plan import Plan
+from training.calculator.probe import MakeProbe, StepProbe
+from training.calculator.shapes import config_of
 from training.calculator.standing import workspace_bytes
-from training.core.errors import Problems, UserError
+from training.core.errors import Problems, TrainyardError, UserError
 
 _STEPS = 2
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "nf4": torch.float16}
+_MOST_MICRO_BATCHES = 2
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_BRANCHES = (
+    fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+)  # fmt: skip
+_SOURCE = "counted under fake tensors"
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The peaks of a traced step: allocated bytes by phase, and both counts over all."""
+    """The highest counts of a traced step, by phase and over all, and what is live at the peak."""
 
+    plan: Plan
+    step: str
     phases: dict[str, int]
+    terms: dict[str, int]  # by what it is for; they add up to allocated_bytes
+    modules: dict[str, int]  # what the forward pass keeps, by the module that made it
     allocated_bytes: int
     reserved_bytes: int
+    parameters: int
+    trainable: int
 
     def to_json(self) -> dict:
-        return {"phases": self.phases, "allocated_bytes": self.allocated_bytes, "reserved_bytes": self.reserved_bytes}
+        return {
+            "phases": self.phases, "terms": self.terms, "modules": self.modules,
+            "allocated_bytes": self.allocated_bytes, "reserved_bytes": self.reserved_bytes,
+        }  # fmt: skip
+
+    def estimate(self) -> Estimate:
+        """The trace as an estimate, with the same margins as the formula's."""
+        peak = tuple(Term(name, size, "storages counted", _SOURCE) for name, size in self.terms.items())
+        at = max(self.phases, key=lambda name: self.phases[name])
+        instants = tuple(
+            Instant(name, peak if name == at else (Term("tensors", size, "storages counted", _SOURCE),))
+            for name, size in self.phases.items()
+        )
+        ratio = self.reserved_bytes / self.allocated_bytes
+        overhead = runtime.overhead(self.plan, self.allocated_bytes, ratio)
+        assumed = (
+            f"{self.plan.B} x {self.plan.S} tokens a micro-batch, every position trained, no step longer than that",
+            f"traced: {self.step} of transformers' own modules under fake tensors, two steps and an evaluation",
+            *runtime.assumptions(self.plan, overhead[1]),
+        )
+        return Estimate(self.parameters, self.trainable, instants, overhead, assumed, method="trace")
 
 
-def trace(plan: Plan) -> Traced:
-    """Run two steps of a recipe under fake tensors. Raises Problems where its step is not the plain one."""
-    _require_plain(plan)
-    allocator, phases = CachingAllocator(), {}
-    loading.load(allocator, plan)
-    phases["load"] = allocator.peak_allocated_bytes
-    with FakeTensorMode(), _cuda_ways(plan):
-        model = _model(plan)
-        watch = _Watch(allocator, model)
-        step = _Step(plan, model, watch)
-        for _ in range(_STEPS):
-            step.run(phases)
-    return Traced(phases, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+def trace(plan: Plan, make: MakeProbe | None = None) -> Traced:
+    """Run two steps of a recipe under fake tensors: `make`'s own for the trainyard profile, else the plain one.
+
+    Raises UserError or Problems where the step cannot be traced, with what stands in the way.
+    """
+    _require_traceable(plan, make)
+    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        if not plan.on_cpu:
+            stack.enter_context(kernels.of_cuda())
+        if not plan.recipe.data.packing:
+            stack.enter_context(kernels.no_packed_rows())
+        with _refused(plan):
+            probe = _probe(plan, make)
+        watched = watch.Watch(log, probe.model, getattr(probe.model.config, "vocab_size", None))
+        watched.peaks["load"] = _load(log.allocator, probe, plan)
+        steps = _Steps(plan, probe, watched)
+        with _refused(plan, watched), watched:
+            steps.run()
+        return steps.traced()
 
 
-def _require_plain(plan: Plan) -> None:
+def _probe(plan: Plan, make: MakeProbe | None) -> StepProbe:
+    """The step to trace; a second micro-batch stands for all that follow the first."""
+    if plan.is_hf:
+        return PlainProbe(plan)
     recipe = plan.recipe
-    plain = [
-        ("memory.profile", recipe.memory.profile, ("hf",)), ("memory.autocast", recipe.memory.autocast, (False,)),
-        ("memory.attention", recipe.memory.attention, ("sdpa", "eager")),
-        ("memory.loss_chunk", recipe.memory.loss_chunk, ("auto", 0)), ("data.packing", recipe.data.packing, (False,)),
-        ("optimizer.name", recipe.optimizer.name, ("adamw",)),
-        ("optimizer.impl", recipe.optimizer.impl, ("fused", "foreach")),
-    ]  # fmt: skip
-    if recipe.lora is not None:
-        plain.append(("lora.dropout", recipe.lora.dropout, (0,)))
+    batch = replace(recipe.batch, accumulate=min(_MOST_MICRO_BATCHES, recipe.batch.accumulate))
+    dtype = _TYPES[recipe.memory.weights]
+    return make(replace(recipe, batch=batch), torch.device("cpu"), dtype, optimizer)
+
+
+def _require_traceable(plan: Plan, make: MakeProbe | None) -> None:
+    recipe = plan.recipe
+    limits = [("memory.autocast", recipe.memory.autocast, (False,))]
+    if plan.is_hf:
+        limits += [
+            ("memory.loss_chunk", recipe.memory.loss_chunk, ("auto", 0)),
+            ("data.packing", recipe.data.packing, (False,)),
+        ]
+    elif make is None or recipe.memory.weights not in _TYPES:
+        limits.append(("memory.profile", recipe.memory.profile, ("hf",)))
     problems = [
         UserError(f"{key} is not traced", where=key, found=value, expected=" or ".join(str(one) for one in known))
-        for key, value, known in plain
+        for key, value, known in limits
         if value not in known
     ]
     if problems:
-        raise Problems("the trace runs the plain Hugging Face step alone", problems)
+        raise Problems("the trace does not run this step", problems)
 
 
-# ---- following storages
-
-
-class _Watch(TorchDispatchMode):
-    """Sends each new storage to the allocator, and each one that is gone back to it."""
-
-    def __init__(self, allocator: CachingAllocator, model: nn.Module):
-        super().__init__()
-        self.allocator = allocator
-        self._known: dict[int, object] = {}
-        for tensor in (*model.parameters(), *model.buffers()):  # counted as they were loaded
-            self._follow(tensor.untyped_storage(), None)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self._known:
-                    self._follow(storage, self.allocator.new(storage.nbytes()))
-        return out
-
-    def _follow(self, storage: torch.UntypedStorage, block: object) -> None:
-        key = storage._cdata
-        self._known[key] = block
-        weakref.finalize(storage, self._gone, key)
-
-    def _gone(self, key: int) -> None:
-        self.allocator.free(self._known.pop(key))
-
-
-class _Step:
-    """The plain training step: outputs alive through the backward pass, gradients set to none after the step."""
-
-    def __init__(self, plan: Plan, model: nn.Module, watch: _Watch):
-        self.plan, self.model, self.watch, self.allocator = plan, model, watch, watch.allocator
-        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.states: list | None = None
-        self.workspaces = 0
-
-    def run(self, phases: dict[str, int]) -> None:
-        plan = self.plan
-        for _ in range(2 if plan.accumulates else 1):
-            with self.watch:
-                ids = torch.zeros((plan.B, plan.S), dtype=torch.int64)
-                labels = torch.zeros((plan.B, plan.S), dtype=torch.int64)
-                with self.phase(phases, "forward", 1):
-                    outputs = self.model(input_ids=ids, labels=labels)
-                    loss = outputs.loss
-                    if not plan.keeps_outputs:
-                        del outputs
-                with self.phase(phases, "backward", 2):
-                    loss.backward()
-                with self.phase(phases, "optimizer_step", 2):
-                    self.update()
-                loss = outputs = ids = labels = None
-        for parameter in self.trained:
-            parameter.grad = None
-
-    @contextlib.contextmanager
-    def phase(self, phases: dict[str, int], name: str, workspaces: int) -> Iterator[None]:
-        """Take the highest count within, with one more thread's workspace where it begins to multiply."""
-        while self.workspaces < workspaces:
-            self.workspaces += 1
-            self.allocator.new(workspace_bytes(self.plan))
-        before, self.allocator.peak_allocated_bytes = self.allocator.peak_allocated_bytes, 0
-        yield
-        phases[name] = max(phases.get(name, 0), self.allocator.peak_allocated_bytes)
-        self.allocator.peak_allocated_bytes = max(before, self.allocator.peak_allocated_bytes)
-
-    def update(self) -> None:
-        """What AdamW allocates: its moments the first time, and the foreach step's copies."""
-        sizes = [parameter.numel() * parameter.element_size() for parameter in self.trained]
-        if self.states is None:
-            self.states = [self.allocator.new(size) for size in sizes for _ in range(2)]
-        copies = [self.allocator.new(size) for size in sizes] if self.plan.recipe.optimizer.impl == "foreach" else []
-        for block in copies:
-            self.allocator.free(block)
-
-
-# ---- the model
-
-
-def _model(plan: Plan) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from training.calculator.shapes import config_of
-
-    config = AutoConfig.for_model(**config_of(plan.recipe.model), use_cache=False)
-    dtype = _TYPES[plan.recipe.memory.weights]
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=plan.recipe.memory.attention)
-    if plan.is_adapter:
-        _adapt(model, plan)
-    model.train()
-    if plan.recipe.memory.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return model
-
-
-def _adapt(model: nn.Module, plan: Plan) -> None:
-    """Freeze the base, pack its linears where they are in 4 bits, and put adapters beside the targets."""
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    targets, linears = {one.name for one in plan.adapted}, {one.name for one in plan.shape.linears}
-    for module in list(model.modules()):
-        for name, linear in list(module.named_children()):
-            if name not in linears or not isinstance(linear, nn.Linear):
-                continue
-            base = _Packed(linear) if plan.is_nf4 else linear
-            adapted = _Adapted(base, linear, plan.recipe.lora.rank, _TYPES[plan.recipe.memory.adapter_dtype])
-            setattr(module, name, adapted if name in targets else base)
-    if plan.lifts_to_float32:
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.float()
-
-
-class _Adapted(nn.Module):
-    """PEFT's lora.Linear: the input cast to the adapter's type, the sum cast back."""
-
-    def __init__(self, base: nn.Module, linear: nn.Linear, rank: int, dtype: torch.dtype):
-        super().__init__()
-        self.base = base
-        self.a = nn.Parameter(torch.empty(rank, linear.in_features, dtype=dtype))
-        self.b = nn.Parameter(torch.empty(linear.out_features, rank, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.base(x)
-        dtype = result.dtype
-        low = nn.functional.linear(x.to(self.a.dtype), self.a)
-        result = result + nn.functional.linear(low, self.b) * 2.0
-        return result.to(dtype)
-
-
-class _Packed(nn.Module):
-    """bitsandbytes' Linear4bit: the input in 16 bits, the weight unpacked for one product, the answer in x's type."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.size = (linear.out_features, linear.in_features)
-        self.bias = linear.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = _Unpacked.apply(x.to(torch.float16), self.size)
-        if self.bias is not None:
-            out = out + self.bias.to(out.dtype)
-        return out.to(x.dtype)
-
-
-class _Unpacked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, size):
-        ctx.size = size
-        weight = torch.empty(size, dtype=x.dtype)
-        return nn.functional.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad @ torch.empty(ctx.size, dtype=grad.dtype), None
-
-
-# ---- CUDA's ways
-
-
-class _Softmax(torch.autograd.Function):
-    """Reads 16 bits and writes float32 in one kernel; its backward keeps a float32 product beside its answer."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.dtype = x.dtype
-        out = torch.empty(x.shape, dtype=torch.float32)
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        (out,) = ctx.saved_tensors
-        product = grad * out
-        answer = torch.empty(out.shape, dtype=ctx.dtype)
-        del product
-        return answer
+def _load(allocator: watch.Allocator, probe: StepProbe, plan: Plan) -> int:
+    """Make the loader's requests: as they are known of the shape, else one for each tensor. Returns their peak."""
+    if plan.shape is not None:
+        loading.load(allocator, plan)
+    else:
+        base = getattr(probe, "base_sizes", ())
+        for elements, is_packed in base:
+            for size in loading.packed_sizes(elements, plan) if is_packed else (elements * plan.weight_bytes,):
+                allocator.new(size)
+        for parameter in probe.model.parameters():
+            if (parameter.requires_grad and plan.is_adapter) or not base:
+                allocator.new(parameter.numel() * parameter.element_size())
+    return getattr(allocator, "peak_allocated_bytes", allocator.allocated_bytes)
 
 
 @contextlib.contextmanager
-def _cuda_ways(plan: Plan) -> Iterator[None]:
-    """Softmax as one kernel; no mask for SDPA, whose batch is full; keys and values expanded to the queries' heads."""
-    original = nn.functional.softmax
-
-    def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, **more: object) -> torch.Tensor:
-        return _Softmax.apply(x) if dtype == torch.float32 else original(x, dim=dim, dtype=dtype, **more)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(nn.functional, "softmax", softmax))
-        if not plan.is_eager:
-            from transformers.integrations import sdpa_attention
-
-            stack.enter_context(mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False))
-            family = plan.shape.family
-            module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-            for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, lambda *_, **__: None))
+def _refused(plan: Plan, watched: watch.Watch | None = None) -> Iterator[None]:
+    """Turn what a model's own code raises into a refusal of the model by name."""
+    family = config_of(plan.recipe.model).get("model_type")
+    try:
         yield
+    except TrainyardError:
+        raise
+    except _BRANCHES as error:
+        module, operator = (watched and watched.failed_in) or ("", str(error))
+        raise UserError(
+            f"{family} branches on its data, so it cannot be traced",
+            where=module or "its forward pass", found=operator,
+            expected="a forward pass whose steps do not depend on the tokens",
+            next_command="estimate a model of a family that the formula knows, or measure: make train-calibrate",
+        ) from error  # fmt: skip
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, ImportError) as error:
+        module = watched.failed_in[0] if watched and watched.failed_in else ""
+        raise UserError(
+            f"a step of {family} fails with this configuration", where=module or "its forward pass", found=said(error),
+            expected="a configuration with which transformers' model runs",
+        ) from error  # fmt: skip
+
+
+class _Steps:
+    """Two steps of a probe and an evaluation, watched."""
+
+    def __init__(self, plan: Plan, probe: StepProbe, watched: watch.Watch):
+        self.plan, self.probe, self.watched, self.log = plan, probe, watched, watched.log
+        self.workspaces = self.number = 0
+
+    def run(self) -> None:
+        for self.number in range(1, _STEPS + 1):
+            self.probe.step(self.phase)
+            for state in self.probe.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        self.watched.name(value, "optimizer_states")
+        self.probe.evaluate(self.phase)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watch a phase; what multiplies first takes its thread's workspace, and gradients get their name."""
+        needed = 2 if name == "backward" else 1
+        while self.workspaces < needed and not self.plan.on_cpu:
+            self.workspaces += 1
+            self.log.come(workspace_bytes(self.plan), "workspaces")
+        with self.watched.phase(f"first_{name}" if self.number == 1 else name):
+            yield
+        if name == "backward":
+            for parameter in self.probe.model.parameters():
+                if parameter.grad is not None:
+                    self.watched.name(parameter.grad, "gradients")
+
+    def traced(self) -> Traced:
+        log, at = self.log, self.log.peak_at()
+        terms, modules = Counter(), Counter()
+        allocated = max(log.allocated_bytes[at], self.watched.peaks["load"])
+        if allocated == log.allocated_bytes[at]:
+            for piece in log.live_at(at):
+                terms[piece.label] += piece.num_bytes
+                if piece.label == watch.ACTIVATIONS:
+                    modules[piece.module] += piece.num_bytes
+        terms["weights"] += allocated - terms.total()  # loaded before the log began
+        parameters = list(self.probe.model.parameters())
+        base = getattr(self.probe, "base_sizes", None)
+        trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        adapters = trainable if self.plan.is_adapter else 0
+        return Traced(
+            plan=self.plan,
+            step="the plain Hugging Face step" if self.plan.is_hf else "the trainer's step",
+            phases=self.watched.peaks,
+            terms={name: size for name, size in terms.most_common() if size},
+            modules=dict(modules.most_common()),
+            allocated_bytes=allocated,
+            reserved_bytes=max(log.reserved_bytes),
+            parameters=adapters + sum(size for size, _ in base) if base else sum(one.numel() for one in parameters),
+            trainable=trainable,
+        )

@@ -11,8 +11,6 @@ from training.core.units import format_bytes, format_count
 SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
 EXAMPLE = 'make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB --solve batch"'
 DOES_NOT_FIT_EXIT_CODE = 4
-TRUSTED_DIFFERENCE = 0.02
-"""Formula and trace may differ by this much before the command says which of them it trusts."""
 _BAR_CELLS = 32
 
 
@@ -27,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="FILE", help="write the rows of --sweep there")
     parser.add_argument(
-        "--trace", action="store_true", help="also run the plain Hugging Face step under fake tensors (imports torch)"
+        "--trace",
+        action="store_true",
+        help="also run the step's own code under fake tensors (takes seconds, or half a minute)",
     )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
@@ -42,21 +42,14 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         return _sweep(args, report)
     resolved = load(Path(args.config), args.overrides)
     longest = _longest(resolved.recipe)
-    result = fit.fit(resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest)
-    traced = _trace(resolved.recipe, result, longest) if args.trace else None
+    result = fit.fit(
+        resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, trace=_trace, asks_trace=args.trace
+    )
     _print_table(result)
     _fill(report, result)
-    if traced is not None:
-        difference = result.estimate.peak.allocated_bytes / traced.allocated_bytes - 1
-        held, reserved = format_bytes(traced.allocated_bytes), format_bytes(traced.reserved_bytes)
-        report.add(
-            "trace", f"{held} of tensors, {reserved} reserved; the formula's tensors differ by {difference:+.2%}"
-        )
-        if abs(difference) > TRUSTED_DIFFERENCE:
-            report.add("trust", "the trace, since it ran the model's own code; its figures carry no margin")
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
-    return result.to_json() | ({"trace": traced.to_json()} if traced is not None else {})
+    return result.to_json()
 
 
 def _longest(recipe):
@@ -74,14 +67,13 @@ def _longest(recipe):
         return None
 
 
-def _trace(recipe, result, longest):
-    """The recipe's step under fake tensors, of the same length and on the same device."""
-    from training.calculator import lengths
-    from training.calculator.plan import Plan
+def _trace(plan):
+    """The recipe's step under fake tensors: the trainer's own, or the plain Hugging Face one."""
+    say("tracing a step under fake tensors; it takes seconds, of billions of parameters half a minute")
     from training.calculator.trace import trace
+    from training.engine.probe import TrainerProbe
 
-    plan = Plan.of(lengths.shortened(recipe, longest), gpu=result.device.name if result.device else None)
-    return trace(plan)
+    return trace(plan, TrainerProbe)
 
 
 def _sweep(args: argparse.Namespace, report: Report) -> dict:
@@ -137,6 +129,22 @@ def _row(name: str, num_bytes: int, whole_bytes: int) -> str:
     return f"{name:<20}{format_bytes(num_bytes):>11}  {bar:<{_BAR_CELLS}}"
 
 
+def _add_second_opinion(report: Report, result) -> None:
+    from training.calculator import fit
+
+    peak = result.other.peak
+    held, device = format_bytes(peak.allocated_bytes), format_bytes(peak.device_bytes)
+    report.add(
+        result.other.method, f"{device} ({held} of tensors); the formula's tensors differ by {result.difference:+.2%}"
+    )
+    trusted = (
+        "the formula: they agree"
+        if abs(result.difference) <= fit.TRUSTED_DIFFERENCE
+        else "the trace, which ran the code"
+    )
+    report.add("trusted", trusted)
+
+
 def _fill(report: Report, result) -> None:
     from training.calculator import advice
 
@@ -147,6 +155,8 @@ def _fill(report: Report, result) -> None:
     report.add(
         "estimate", f"{format_bytes(peak.device_bytes)} ({tensors} of tensors, {kept} with the allocator's slack)"
     )
+    if result.other is not None:
+        _add_second_opinion(report, result)
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)

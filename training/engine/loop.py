@@ -5,6 +5,7 @@ tokens divided by their number, whatever the micro-batch; an epoch's last window
 learning rate is a function of the step and the recorded plan. So a resume goes on bit for bit on a CPU.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -47,6 +48,10 @@ class Hooks:
     def save(self, state: TrainState) -> None: ...
     def stop_requested(self) -> bool:
         return False
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Surround a part of a step: `forward` and `backward` of each micro-batch, and `optimizer_step`."""
+        return contextlib.nullcontext()
 
 
 def epoch_order(seed: int, epoch: int, num_rows: int) -> np.ndarray:
@@ -124,16 +129,11 @@ class Loop:
         started = time.monotonic()
         rows = self._next_rows(state)
         batches = self._micro_batches(rows)
-        window_tokens = sum(self.objective.num_trained_tokens(batch) for batch in batches)
+        window_tokens = sum(batch.num_tokens for batch in batches)
         state.step += 1
         rate = state.plan.rate(state.step)
-        nats, num_bytes = 0.0, 0
-        for batch in batches:
-            sums = self.objective.loss(self.model, {key: value.to(self.device) for key, value in batch.items()})
-            (sums.nats / max(1, window_tokens)).backward()
-            nats, num_bytes = nats + sums.nats.item(), num_bytes + sums.num_bytes
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.optimizer.grad_clip or math.inf).item()
+        nats = sum(self._backward(batch, window_tokens) for batch in batches)
+        grad_norm = self._clip()
         if window_tokens == 0:  # rows of one position can hold the first token of a document alone
             self.optimizer.zero_grad(set_to_none=True)
             return None
@@ -141,12 +141,27 @@ class Loop:
             self._skip(state, rows, nats)
             return None
         set_rate(self.optimizer, rate)
-        self.optimizer.step()
+        with self.hooks.phase("optimizer_step"):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._skipped_in_a_row = 0
         seconds = time.monotonic() - started
         state.trained_tokens += window_tokens
+        num_bytes = sum(batch.num_bytes for batch in batches)
         return StepResult(Score(nats, window_tokens, num_bytes), rate, grad_norm, seconds)
+
+    def _backward(self, batch: Batch, window_tokens: int) -> float:
+        """Add a micro-batch's share to the gradients of the window; returns its loss in nats."""
+        with self.hooks.phase("forward"):
+            nats = self.objective.loss(self.model, batch.to(self.device))
+        with self.hooks.phase("backward"):
+            (nats / max(1, window_tokens)).backward()
+        return nats.item()
+
+    def _clip(self) -> float:
+        """Clip the window's gradient; returns its norm before."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(parameters, self.recipe.optimizer.grad_clip or math.inf).item()
 
     def _skip(self, state: TrainState, rows: np.ndarray, nats: float) -> None:
         self.optimizer.zero_grad(set_to_none=True)

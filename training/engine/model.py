@@ -9,8 +9,14 @@ from training.tokenizer.artifact import Tokenizer
 FAMILIES = ("llama",)
 
 
-def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
-    """Build the model of `model.arch` in float32; the same seed gives the same weights on every machine's CPU."""
+def build(
+    recipe: Recipe, tokenizer: Tokenizer | None = None, dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:  # fmt: skip
+    """Build the model of `model.arch` in float32; the same seed gives the same weights on every machine's CPU.
+
+    The tokenizer gives its special ids and must fit; without one, and in another type, the model is for a look at its
+    memory alone.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     arch = dict(recipe.model.arch or {})
@@ -20,19 +26,18 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
             "no such architecture to train from scratch", where="model.arch.family", found=family,
             expected=", ".join(FAMILIES),
         )  # fmt: skip
-    check_vocabulary(arch["vocab_size"], tokenizer)
+    specials = {}
+    if tokenizer is not None:
+        check_vocabulary(arch["vocab_size"], tokenizer)
+        names = ("bos_id", "eos_id", "pad_id")
+        specials = {name.replace("_id", "_token_id"): getattr(tokenizer, name) for name in names}
     theta = arch.pop("rope_theta", None)
     if theta is not None:
         arch["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    config = AutoConfig.for_model(
-        family, **arch, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id, pad_token_id=tokenizer.pad_id,
-        attention_dropout=0.0, use_cache=False,
-    )  # fmt: skip
+    config = AutoConfig.for_model(family, **arch, **specials, attention_dropout=0.0, use_cache=False)
     torch.manual_seed(recipe.seeds.train)
     try:
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=recipe.memory.attention
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=recipe.memory.attention)
     except ImportError as error:
         raise MachineError(
             "this attention is not to be had here",

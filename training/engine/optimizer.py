@@ -26,8 +26,9 @@ def build(model: torch.nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=tuple(settings.betas), eps=settings.eps, fused=settings.impl == "fused"
-    )
+        groups, lr=settings.lr, betas=tuple(settings.betas), eps=settings.eps, fused=settings.impl == "fused",
+        foreach=settings.impl == "foreach",
+    )  # fmt: skip
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

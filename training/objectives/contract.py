@@ -13,16 +13,20 @@ import torch
 
 IGNORED_LABEL = -100
 
-Batch = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sums:
-    """A batch's summed loss in nats, with its graph while training, and what it is summed over."""
+class Batch:
+    """A batch on the CPU, with what its loss is summed over: trained tokens, and the bytes of text they stand for."""
 
-    nats: torch.Tensor
+    tensors: Tensors
     num_tokens: int
     num_bytes: int
+
+    def to(self, device: torch.device) -> Tensors:
+        """The tensors on a device."""
+        return {name: tensor.to(device) for name, tensor in self.tensors.items()}
 
 
 class Objective(Protocol):
@@ -33,11 +37,8 @@ class Objective(Protocol):
     def batch(self, rows: np.ndarray) -> Batch:
         """Build the batch of these row numbers on the CPU, a pure function of them."""
 
-    def num_trained_tokens(self, batch: Batch) -> int:
-        """Count the labels of a batch."""
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> Sums:
-        """Run the model and sum the loss over the labels of a batch, which lies on the model's device."""
+    def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
+        """Run the model on a batch's tensors, which lie on its device, and sum the loss in nats over the labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +86,9 @@ def measure(model: torch.nn.Module, objective: Objective, rows: np.ndarray, micr
         with torch.inference_mode():
             for start in range(0, len(rows), micro_batch):
                 chosen = rows[start : start + micro_batch]
-                batch = {name: tensor.to(device) for name, tensor in objective.batch(chosen).items()}
-                sums = objective.loss(model, batch)
-                nats, num_tokens, num_bytes = (
-                    nats + sums.nats.item(),
-                    num_tokens + sums.num_tokens,
-                    num_bytes + sums.num_bytes,
-                )
+                batch = objective.batch(chosen)
+                nats += objective.loss(model, batch.to(device)).item()
+                num_tokens, num_bytes = num_tokens + batch.num_tokens, num_bytes + batch.num_bytes
                 if on_rows:
                     on_rows(len(chosen))
     finally:

@@ -6,7 +6,7 @@ label (nothing predicts it from another document), positions restart at each BOS
 block-diagonal: transformers builds that mask from the restarting positions when no attention mask is given.
 Every token but the BOS is a label exactly once an epoch.
 
-Legend: B rows of a batch, T positions of a row, N trained positions, D width, V vocabulary.
+Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T, flat), D width, V vocabulary.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from training.data.tokens import TokenSplit
-from training.objectives.contract import IGNORED_LABEL, Batch, Sums
+from training.objectives.contract import IGNORED_LABEL, Batch, Tensors
 
 
 class PretrainRows:
@@ -30,7 +30,7 @@ class PretrainRows:
     def __init__(
         self, split: TokenSplit, token_bytes: np.ndarray, *, seq_len: int, bos_id: int, pad_id: int, loss_chunk: int = 0
     ):
-        self._split, self._token_bytes = split, torch.from_numpy(token_bytes.astype(np.int64))
+        self._split, self._token_bytes = split, token_bytes.astype(np.int64)
         self._seq_len, self._bos_id, self._pad_id, self._loss_chunk = seq_len, bos_id, pad_id, loss_chunk
         self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
 
@@ -42,11 +42,11 @@ class PretrainRows:
         positions_BT = column_T - np.maximum.accumulate(np.where(starts_BT, column_T, 0), axis=1)
         labels_BT[labels_BT == self._bos_id] = IGNORED_LABEL
         inputs_BT[inputs_BT == IGNORED_LABEL] = self._pad_id
-        return {
-            "input_ids_BT": torch.from_numpy(inputs_BT),
-            "labels_BT": torch.from_numpy(labels_BT),
-            "positions_BT": torch.from_numpy(positions_BT),
-        }
+        trained_N = np.flatnonzero(labels_BT != IGNORED_LABEL)
+        labels_N = labels_BT.reshape(-1)[trained_N]
+        arrays = {"input_ids_BT": inputs_BT, "positions_BT": positions_BT, "trained_N": trained_N, "labels_N": labels_N}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(tensors, len(labels_N), int(self._token_bytes[labels_N].sum()))
 
     def _window(self, row: int) -> np.ndarray:
         """The row's inputs and the one token behind them; past the end of the split, the ignored label."""
@@ -56,17 +56,12 @@ class PretrainRows:
         window[: len(tokens)] = tokens
         return window
 
-    def num_trained_tokens(self, batch: Batch) -> int:
-        return int((batch["labels_BT"] != IGNORED_LABEL).sum())
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> Sums:
+    def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
         hidden_BTD = model.base_model(
-            input_ids=batch["input_ids_BT"], position_ids=batch["positions_BT"], use_cache=False
+            input_ids=tensors["input_ids_BT"], position_ids=tensors["positions_BT"], use_cache=False
         ).last_hidden_state
-        trained_BT = batch["labels_BT"] != IGNORED_LABEL
-        labels_N = batch["labels_BT"][trained_BT]
-        nats = summed_nats(model.get_output_embeddings(), hidden_BTD[trained_BT], labels_N, self._loss_chunk)
-        return Sums(nats, labels_N.numel(), int(self._token_bytes[labels_N.cpu()].sum()))
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tensors["trained_N"])
+        return summed_nats(model.get_output_embeddings(), hidden_ND, tensors["labels_N"], self._loss_chunk)
 
 
 def summed_nats(head: torch.nn.Module, hidden_ND: torch.Tensor, labels_N: torch.Tensor, chunk: int = 0) -> torch.Tensor:
