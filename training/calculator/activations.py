@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.calculator.allocator import CachingAllocator
 from training.calculator.blocks import Block
 from training.calculator.plan import Plan
 from training.calculator.tape import Counter, Tape, Tensor
 
 SOURCE = "what the modules' operations keep for autograd; the reference form is Megatron's (arXiv 2205.05198, eq. 2)"
 MASK = "mask"
-_SAMPLE = 4
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,6 @@ class Activations:
     final_bytes: int  # of the final norm and the head's input
     flight_bytes: int  # the most that a layer's backward holds beyond its set
     recomputed_bytes: int  # a layer's set beyond its stored input, under checkpointing
-    flight_rounding_bytes: int  # what the caching allocator counts beside both
 
     @classmethod
     def of(cls, plan: Plan) -> Activations:
@@ -37,8 +34,7 @@ class Activations:
         layer = _Walk(plan).keeps(Block.layer)
         final = _Walk(plan).keeps(Block.head)
         flight, recomputed = _Walk(plan).flight()
-        rounding = 0 if plan.on_cpu else _Walk(plan, CachingAllocator()).flight_rounding(flight, recomputed)
-        return cls(layer, sum(first.values()), sum(final.values()), flight, recomputed, rounding)
+        return cls(layer, sum(first.values()), sum(final.values()), flight, recomputed)
 
     @property
     def layer_bytes(self) -> int:
@@ -50,10 +46,10 @@ class Activations:
 
 
 class _Walk:
-    """One block on a tape of its own."""
+    """One block on a tape of its own, with a counter."""
 
-    def __init__(self, plan: Plan, counter: object | None = None):
-        self.plan, self.counter = plan, counter or Counter()
+    def __init__(self, plan: Plan):
+        self.plan, self.counter = plan, Counter()
         self.tape = Tape(self.counter)
         self.tape.adds_up = plan.accumulates
         self.block = Block(plan, self.tape)
@@ -68,7 +64,8 @@ class _Walk:
         """The most in a layer's backward beyond its set, and the set beyond its input."""
         is_stored = self.plan.recipe.memory.gradient_checkpointing
         x, grad = self._stream(), self._stream()
-        stored, slot = x.num_bytes, self.block.layer(x).slot
+        run = self.block.layer_again if is_stored else self.block.layer
+        stored, slot = x.num_bytes, run(x).slot
         if not is_stored:
             del x
             self.counter.peak_allocated_bytes = 0  # of the way back alone
@@ -79,27 +76,11 @@ class _Walk:
         self.tape.backward()
         return self.counter.peak_allocated_bytes - kept, kept - stored - copies if is_stored else 0
 
-    def flight_rounding(self, flight_bytes: int, recomputed_bytes: int) -> int:
-        """What a caching allocator counts beside a layer's backward and, under checkpointing, its set."""
-        return max(0, sum(self.flight()) - flight_bytes - recomputed_bytes)
-
     def _stream(self, needs_grad: bool = True) -> Tensor:
         with self.tape.named("norms"):
             x = self.tape.new(self.block.h, self.plan.z)
         x.needs_grad = needs_grad
         return x
-
-
-def saved_rounding(plan: Plan) -> int:
-    """What the allocator counts beside the bytes that all layers keep: of a few layers, forward, taken for all."""
-    allocator = CachingAllocator()
-    tape = Tape(allocator)
-    tape.keeps = not plan.recipe.memory.gradient_checkpointing
-    block = Block(plan, tape)
-    stored = [block.embed()]
-    for _ in range(_SAMPLE):
-        stored = [*([] if tape.keeps else stored), block.layer(stored[-1])]
-    return (allocator.allocated_bytes - allocator.asked_bytes) * plan.shape.num_layers // _SAMPLE
 
 
 def mask(plan: Plan) -> int:

@@ -39,6 +39,7 @@ class CachingAllocator:
         self.allocated_bytes = self.reserved_bytes = 0
         self.asked_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self.peak_rounding_bytes = 0  # what was allocated at the peak and not asked for
         self._numbers = count()
         self._keys: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._free: dict[tuple[int, int], Block] = {}
@@ -56,7 +57,9 @@ class CachingAllocator:
         block.asked = num_bytes
         self.asked_bytes += num_bytes
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+            self.peak_rounding_bytes = self.allocated_bytes - self.asked_bytes
         return block
 
     def free(self, block: Block | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from training.calculator.attention import Attention
 from training.calculator.linears import Linears
 from training.calculator.plan import Plan
-from training.calculator.tape import Tape, Tensor
+from training.calculator.tape import Counter, Tape, Tensor
 
 
 class Block:
@@ -20,6 +20,7 @@ class Block:
         self.linears = Linears(plan, tape)
         self.attention = Attention(plan, tape)
         self.h = plan.T * plan.shape.hidden_size
+        self._keeping: dict[bool, int] = {}
         self.embedding = tape.waiting_parameter(plan.shape.embedding_parameters, plan.weight_bytes, not plan.is_adapter)
 
     # ---- before and behind the layers
@@ -145,6 +146,29 @@ class Block:
             y = tape.elementwise(y) if shape.kind.scales_residual else y
             x = tape.add(x, self.dropped(y))
         return x
+
+    def layer_again(self, x: Tensor) -> Tensor:
+        """One block computed again, when the first of its operations asks for what it kept.
+
+        By then the gradient has come back through an adapter's last cast and scale, which keep nothing.
+        """
+        plan, tape, early = self.plan, self.tape, []
+        if plan.shape.kind.feed_forward[-1] in plan.targets:
+            early = [tape.new(self.h, plan.a), tape.new(self.h, plan.e % plan.a)]
+        with tape.until(self._num_keeping(x.needs_grad)):
+            out = self.layer(x)
+        del early
+        return out
+
+    def _num_keeping(self, needs_grad: bool) -> int:
+        """How many operations of a layer keep something: nothing is computed again behind the last of them."""
+        if needs_grad not in self._keeping:
+            tape = Tape(Counter())
+            x = tape.new(self.h, self.plan.z)
+            x.needs_grad = needs_grad
+            Block(self.plan, tape).layer(x)
+            self._keeping[needs_grad] = sum(bool(node.saved) for node in tape.nodes)
+        return self._keeping[needs_grad]
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention half: its linears, the norms of queries and keys, the rotation and the scores."""

@@ -10,6 +10,7 @@ from training.calculator import activations, runtime
 from training.calculator.activations import Activations
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.plan import Plan
+from training.calculator.replay import Replayed, replay
 from training.calculator.standing import (
     accumulated_gradients,
     autocast_copies,
@@ -17,14 +18,12 @@ from training.calculator.standing import (
     load_temporaries,
     optimizer_states,
     rounding,
-    rounding_of_all,
     step_temporaries,
     weights,
     workspaces,
 )
 from training.recipe.model import Recipe
 
-_ALLOCATOR = "CUDACachingAllocator.cpp: should_split"
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
@@ -38,8 +37,10 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
 
         on_cpu = devices.trains_on_cpu(recipe)
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
-    moments = instants(plan)
-    overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
+    replayed = None if on_cpu else replay(plan)
+    moments = instants(plan, replayed)
+    allocated = max(instant.num_bytes for instant in moments)
+    overhead = runtime.overhead(plan, allocated, replayed.ratio if replayed else 1.0)
     return Estimate(
         parameters=plan.shape.parameters + (plan.trainable if plan.is_adapter else 0),
         trainable=plan.trainable,
@@ -49,35 +50,30 @@ def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = No
     )
 
 
-def instants(plan: Plan) -> tuple[Instant, ...]:
-    """The moments of a step, from the second one on, when the optimizer's states exist."""
-    rest, kept_by = rounding(plan), Activations.of(plan)
-    states = 2 if plan.recipe.optimizer.name == "adamw" else 0
-    copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
+def instants(plan: Plan, replayed: Replayed | None = None) -> tuple[Instant, ...]:
+    """The moments of a step, from the second one on, when the optimizer's states exist.
 
-    def standing(more: int) -> tuple[Term, ...]:
-        """What stands beside `more` tensors like each trained one."""
-        rests = rounding_of_all(rest, plan, states + more)
-        return (weights(plan), *_if(rests), *_if(workspaces(plan)), optimizer_states(plan))
-
-    held = (
-        *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
-    )  # fmt: skip
-    mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
-    saved = (*held, saved_activations(plan, kept_by), *rests, *mask)
-    in_layers = (*held, saved_layers(plan, kept_by), *rests, *mask, *kept, *_if(head_gradient(plan)))
-    last = (gradients(plan), *kept)
+    `replayed` tells what an allocator counts beside the bytes that are asked for; without it nothing is rounded.
+    """
+    kept_by = Activations.of(plan)
+    standing = (weights(plan), *_if(rounding(replayed)), *_if(workspaces(plan)), optimizer_states(plan))
+    held = (*standing, *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)))
+    mask, kept = _if(attention_mask(plan)), _if(kept_outputs(plan))
+    saved = (*held, saved_activations(plan, kept_by), *mask)
+    own_head = () if plan.accumulates and not plan.shape.tied else _if(head_gradient(plan))
+    in_layers = (*held, saved_layers(plan, kept_by), *mask, *kept, *own_head)
+    last = (*standing, gradients(plan), *kept)
     return (
-        Instant("load", (weights(plan), *_if(rest), *_if(load_temporaries(plan)))),
+        Instant("load", (weights(plan), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
         Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
         Instant("layer_backward", (*in_layers, *layer_backward(plan, kept_by))),
-        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan, kept_by))),
-        Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
-        Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing(0), *mask, evaluation(plan, kept_by))),
-        Instant("checkpoint_save", standing(0)),
+        Instant("first_layer_backward", (*standing, *mask, *kept, *first_layer_backward(plan, kept_by))),
+        Instant("backward_end", (*last, *_if(embedding_gradients(plan)))),
+        Instant("optimizer_step", (*last, *_if(step_temporaries(plan)))),
+        Instant("evaluation", (*standing, *mask, evaluation(plan, kept_by))),
+        Instant("checkpoint_save", standing),
     )
 
 
@@ -104,15 +100,15 @@ def saved_activations(plan: Plan, kept: Activations) -> Term:
 def saved_layers(plan: Plan, kept: Activations) -> Term:
     shape = plan.shape
     if plan.recipe.memory.gradient_checkpointing:
-        stored = plan.T * shape.num_layers * plan.z * shape.hidden_size
-        return Term("activations", stored, "T * L * z*h", "each layer's input (arXiv 1604.06174)")
+        return stored_inputs(plan, shape.num_layers)
     stored = kept.first_layer_bytes + (shape.num_layers - 1) * kept.layer_bytes
     return Term("activations", stored, f"T * L * [{kept.equation(plan.T)}]", activations.SOURCE)
 
 
-def saved_rounding(plan: Plan) -> Term:
-    size = 0 if plan.on_cpu else activations.saved_rounding(plan)
-    return Term("saved_rounding", size, "a few layers' requests replayed", _ALLOCATOR)
+def stored_inputs(plan: Plan, num_layers: int) -> Term:
+    """What checkpointing keeps."""
+    size = plan.T * num_layers * plan.z * plan.shape.hidden_size
+    return Term("activations", size, f"T * {num_layers} * z*h", "each layer's input (arXiv 1604.06174)")
 
 
 def attention_mask(plan: Plan) -> Term:
@@ -170,10 +166,9 @@ def head_gradient(plan: Plan) -> Term:
 def layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term("layer_backward", kept.flight_bytes, "one layer's operations walked back, their gradients", _AUTOGRAD)
-    rounding = Term("flight_rounding", kept.flight_rounding_bytes, "the same requests replayed", _ALLOCATOR)
     how = f"T * [{kept.equation(plan.T)}] without the input"
     again = Term("recomputed_layer", kept.recomputed_bytes, how, activations.SOURCE)
-    return (flight, *_if(rounding), *_if(again))
+    return (flight, *_if(again))
 
 
 def first_layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
@@ -183,8 +178,9 @@ def first_layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
         missing += plan.shape.embedding_parameters * plan.weight_bytes
     grown = Term("gradients", plan.trainable_bytes - missing, "trained but for this layer and the embedding", _AUTOGRAD)
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
-    own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, kept, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, kept))
+    is_stored = plan.recipe.memory.gradient_checkpointing
+    own_set = stored_inputs(plan, 1) if is_stored else layer_set(plan, kept, "activations")
+    return (grown, *(_if(waiting) if waiting else ()), own_set, *layer_backward(plan, kept))
 
 
 def layer_set(plan: Plan, kept: Activations, name: str) -> Term:

@@ -54,13 +54,6 @@ def packed_sizes(elements: int, plan: Plan) -> Iterator[int]:
         yield 4 * blocks
 
 
-def resident_bytes(plan: Plan) -> int:
-    """What the loaded weights count as allocated."""
-    allocator = CachingAllocator()
-    load(allocator, plan)
-    return allocator.allocated_bytes
-
-
 def load(allocator: CachingAllocator, plan: Plan) -> None:
     """Make the requests of loading a model and adding its adapters."""
     if plan.is_nf4:

@@ -233,7 +233,7 @@ class _EightBit(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     def step(self) -> None:
-        from training.calculator.standing import LEAST_EIGHT_BIT
+        from training.calculator.replay import LEAST_EIGHT_BIT
 
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is None or self.state[parameter]:

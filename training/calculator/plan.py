@@ -14,6 +14,8 @@ from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
+_CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
+_CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "nf4": 2}
 
 
@@ -94,6 +96,12 @@ class Plan:
     def capped_logit_bytes(self) -> int:
         """Bytes of a logit that a soft cap keeps: its tanh."""
         return self.logit_bytes if self.shape.logit_cap else 0
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """cuBLAS's scratch memory of one thread on the plan's GPU."""
+        known = (size for name, size in _CUBLAS_BYTES.items() if name in (self.gpu or ""))
+        return next(known, _CUBLAS_BEFORE_HOPPER_BYTES)
 
     # ---- choices
 

@@ -15,9 +15,9 @@ from training.calculator import loading
 from training.calculator.allocator import CachingAllocator
 from training.calculator.blocks import Block
 from training.calculator.plan import Plan
-from training.calculator.standing import LEAST_EIGHT_BIT, workspace_bytes
 from training.calculator.tape import Tape, Tensor
 
+LEAST_EIGHT_BIT = 4096
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
 
@@ -28,6 +28,7 @@ class Replayed:
 
     allocated_bytes: int
     reserved_bytes: int
+    rounding_bytes: int  # of what is allocated at its peak: what nobody asked for
 
     @property
     def ratio(self) -> float:
@@ -41,7 +42,7 @@ def replay(plan: Plan) -> Replayed:
     step = _Step(plan, allocator)
     for _ in range(_STEPS):
         step.run()
-    return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.peak_rounding_bytes)
 
 
 class _Step:
@@ -80,7 +81,7 @@ class _Step:
     def use_workspace(self, number: int) -> None:
         if self.workspaces < number:
             self.workspaces += 1
-            self.allocator.new(workspace_bytes(self.plan))
+            self.allocator.new(self.plan.workspace_bytes)
 
     # ---- forward
 
@@ -143,7 +144,7 @@ class _Step:
         tape.backward(down_to=self.embedding_nodes if stored else 0)
         while stored:
             x = stored.pop()
-            tape.rename(last_slot, self.block.layer(x).slot)
+            tape.rename(last_slot, self.block.layer_again(x).slot)
             tape.backward(down_to=self.embedding_nodes)
             last_slot = x.slot
             del x

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from training.calculator.estimate import Term
 from training.calculator.plan import Plan
-from training.calculator.replay import replay
 
 MIB = 1 << 20
 
@@ -41,17 +40,17 @@ the order of the kernels' own requests decides more. The least is a handful of t
 _LEAST_MARGIN_BYTES = 96 * MIB
 
 
-def overhead(plan: Plan, allocated_bytes: int, ratio: float | None = None) -> tuple[Term, Term]:
+def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, Term]:
     """The allocator's and the process's share beside tensors of `allocated_bytes`.
 
-    `ratio` is what the allocator reserves over what it holds, where it is known; else the replay tells.
+    `ratio` is what a caching allocator reserves over what it holds; on a CPU there is none.
     """
     if plan.on_cpu:
         slack = max(_LEAST_CPU_SLACK_BYTES, round(_CPU_SLACK * allocated_bytes))
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         process = Term("runtime", INTERPRETER_BYTES, "400 MiB", "python -m training.calculator.runtime")
         return allocator, process
-    return reserve(plan, allocated_bytes, ratio or replay(plan).ratio), context(plan)
+    return reserve(plan, allocated_bytes, ratio), context(plan)
 
 
 def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:

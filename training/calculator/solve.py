@@ -14,7 +14,7 @@ from training.calculator.advice import with_size
 from training.calculator.devices import Device
 from training.calculator.formula import estimate, instants
 from training.calculator.plan import Plan
-from training.calculator.replay import replay
+from training.calculator.replay import Replayed, replay
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
@@ -63,12 +63,12 @@ def largest(
     low = _LEAST[variable]
     if need(low) > device.usable_bytes:
         return Solution(variable, None, None, f"{low} does not fit")
-    near, ratio = low, 1.0
+    near, replayed = low, None
     for _ in range(_ROUGH_PASSES):
         near = _last_that(
-            lambda value, at=ratio: _roughly(sized(value), device, on_cpu, at) <= device.usable_bytes, low, most
+            lambda value, at=replayed: _roughly(sized(value), device, on_cpu, at) <= device.usable_bytes, low, most
         )
-        ratio = 1.0 if on_cpu else replay(Plan.of(sized(near), gpu=device.name)).ratio
+        replayed = None if on_cpu else replay(Plan.of(sized(near), gpu=device.name))
     value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
     if value == most:
         limit = "the model's positions" if most == max_positions else "the search"
@@ -84,13 +84,12 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
     return _MOST[variable]
 
 
-def _roughly(recipe: Recipe, device: Device, on_cpu: bool, ratio: float) -> int:
-    """Device bytes with the replay's ratio at another value."""
+def _roughly(recipe: Recipe, device: Device, on_cpu: bool, replayed: Replayed | None) -> int:
+    """Device bytes by the replay of another value."""
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
-    allocated = max(instant.num_bytes for instant in instants(plan))
-    if on_cpu:
-        return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
-    return allocated + runtime.reserve(plan, allocated, ratio).num_bytes + runtime.context(plan).num_bytes
+    allocated = max(instant.num_bytes for instant in instants(plan, replayed))
+    ratio = replayed.ratio if replayed else 1.0
+    return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated, ratio))
 
 
 def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -5,15 +5,12 @@ Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import loading
 from training.calculator.estimate import Term
 from training.calculator.loading import adapter_sizes, weight_sizes
 from training.calculator.plan import Plan
+from training.calculator.replay import LEAST_EIGHT_BIT, Replayed
 
-_CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
-_CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
 _EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
-LEAST_EIGHT_BIT = 4096
 
 
 def weights(plan: Plan) -> Term:
@@ -30,28 +27,16 @@ def weights(plan: Plan) -> Term:
 
 def workspaces(plan: Plan) -> Term:
     """cuBLAS's scratch memory, which PyTorch takes from its own allocator, once a thread that multiplies."""
-    each = workspace_bytes(plan)
+    each = plan.workspace_bytes
     size = 0 if plan.on_cpu else 2 * each
     return Term("workspaces", size, f"2 * {each}", "PyTorch's cuBLAS workspaces of the main and the autograd thread")
 
 
-def workspace_bytes(plan: Plan) -> int:
-    """One thread's workspace on the plan's GPU."""
-    return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
-
-
-def rounding(plan: Plan) -> Term:
-    """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
-    size = 0 if plan.on_cpu else loading.resident_bytes(plan) - sum(weight_sizes(plan))
+def rounding(replayed: Replayed | None) -> Term:
+    """What the caching allocator counts beside the tensors' own bytes: 512 a tensor, and rests that it cannot split."""
+    size = replayed.rounding_bytes if replayed else 0
     source = "CUDACachingAllocator.cpp: round_size, should_split"
-    return Term("rounding", max(0, size), "the weights' requests replayed", source)
-
-
-def rounding_of_all(once: Term, plan: Plan, copies: int) -> Term:
-    """The same of `copies` more tensors like each trained one: gradients, states. Adapters are too small to count."""
-    times = 1 + (0 if plan.is_adapter else copies)
-    how = f"{once.equation}, {times} times" if times > 1 else once.equation
-    return Term(once.name, once.num_bytes * times, how, once.source)
+    return Term("rounding", size, "two steps' requests replayed, at their peak", source)
 
 
 def optimizer_states(plan: Plan) -> Term:

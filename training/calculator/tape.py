@@ -76,6 +76,14 @@ class Tape:
         self.waiting: dict[int, Tensor] = {}
         self.adds_up = False  # whether gradients of an earlier micro-batch are there, to which new ones are added
         self._slots = count()
+        self._left = -1  # operations that keep something until nothing more is allocated, see `until`
+
+    @contextlib.contextmanager
+    def until(self, num_keeping: int) -> Iterator[None]:
+        """Allocate nothing once as many operations have kept something: a recomputation stops there."""
+        allocator, self._left = self.allocator, num_keeping
+        yield
+        self.allocator, self._left = allocator, -1
 
     @contextlib.contextmanager
     def named(self, part: str) -> Iterator[None]:
@@ -97,8 +105,10 @@ class Tape:
 
     def new(self, elements: int, each: int) -> Tensor:
         """A new tensor; its place is asked for now."""
-        tensor = Tensor(elements, each, next(self._slots))
-        tensor.block, tensor.allocator, tensor.part = self.allocator.new(elements * each), self.allocator, self.part
+        return self._placed(Tensor(elements, each, next(self._slots)))
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        tensor.block, tensor.allocator, tensor.part = self.allocator.new(tensor.num_bytes), self.allocator, self.part
         return tensor
 
     def like(self, tensor: Tensor, each: int | None = None) -> Tensor:
@@ -125,6 +135,9 @@ class Tape:
             for one in outputs:
                 one.needs_grad = True
             self.nodes.append(Node(outputs, inputs, saved, backward))
+            self._left -= bool(saved)
+            if saved and self._left == 0:
+                self.allocator = Counter()
 
     def elementwise(
         self, x: Tensor, *, each: int | None = None, saved: tuple = (), keeps_output: bool = False
@@ -199,7 +212,7 @@ class Tape:
 
     def matmul(self, x: Tensor, weight: Tensor, out_elements: int, bias: Tensor | None = None) -> Tensor:
         """x times a weight, and a bias; x is kept where the weight is trained."""
-        out = self.new(out_elements, x.each)
+        out = Tensor(out_elements, x.each, next(self._slots))
         elements, each, trained = x.elements, x.each, weight.needs_grad
         gives = x.needs_grad
 
@@ -208,8 +221,8 @@ class Tape:
             return grad, self.like(weight) if trained else None, self.like(bias) if bias and trained else None
 
         inputs = (x, weight, bias) if bias else (x, weight)
-        self.record((out,), inputs, (x,) if trained else (), backward)
-        return out
+        self.record((out,), inputs, (*((x,) if trained else ()), *((weight,) if gives else ())), backward)
+        return self._placed(out)  # what is kept is kept before there is an output
 
     # ---- the walk back
 
