@@ -63,7 +63,7 @@ def instants(plan: Plan, replayed: Replayed | None = None) -> tuple[Instant, ...
     own_head = () if plan.accumulates and not plan.shape.tied else _if(head_gradient(plan))
     in_layers = (*held, saved_layers(plan, kept_by), *mask, *kept, *own_head)
     last = (*standing, gradients(plan), *kept)
-    return (
+    later = (
         Instant("load", (weights(plan), *_if(load_temporaries(plan)))),
         Instant("forward_end", (*saved, logits(plan))),
         Instant("loss_backward", (*saved, loss_backward(plan))),
@@ -75,6 +75,14 @@ def instants(plan: Plan, replayed: Replayed | None = None) -> tuple[Instant, ...
         Instant("evaluation", (*standing, *mask, evaluation(plan, kept_by))),
         Instant("checkpoint_save", standing),
     )
+    return (*later, _first_step(later))
+
+
+def _first_step(later: tuple[Instant, ...]) -> Instant:
+    """The highest moment of the first step before its optimizer step: there are no states yet."""
+    before = [instant for instant in later if "backward" in instant.name or instant.name == "forward_end"]
+    terms = [[term for term in instant.terms if term.name != "optimizer_states"] for instant in before]
+    return Instant("first_step_backward", tuple(max(terms, key=lambda ones: sum(one.num_bytes for one in ones))))
 
 
 def _if(term: Term) -> tuple[Term, ...]:
@@ -227,7 +235,11 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         rest = "float32, as PEFT's preparation lifts them" if plan.lifts_to_float32 else "16 bits"
         lines.append(f"NF4 with {scales}; embedding, head and norms in {rest}")
     if recipe.optimizer.name == "paged_adamw8bit":
-        lines.append("paged optimizer states counted as if they stayed on the device")
+        lines.append("paged optimizer states are outside the allocator, and counted as if they stayed on the device")
+    if plan.B > 1 and not (plan.has_mask or plan.is_flash or plan.is_eager):
+        layers = 1 if recipe.memory.gradient_checkpointing else plan.shape.num_layers
+        size = plan.B * plan.S * plan.S * (1 + plan.e * layers)
+        lines.append(f"rows of one length; shorter ones among them bring a mask of {size / 2**20:.0f} MiB more")
     if plan.is_flash:
         lines.append("FlashAttention's scratch as that of SDPA's kernels: a float32 sum of the queries' gradient")
     return tuple(lines)

@@ -18,6 +18,8 @@ from training.calculator.plan import Plan
 from training.calculator.tape import Tape, Tensor
 
 LEAST_EIGHT_BIT = 4096
+LEAST_PAGED = 100_000
+"""bitsandbytes keeps smaller tensors' states in float32, and pages those of larger ones where it pages."""
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
 
@@ -168,4 +170,6 @@ class _Step:
         elements = tensor_bytes // (plan.a if plan.is_adapter else plan.weight_bytes)
         if plan.recipe.optimizer.name == "adamw":
             return tensor_bytes
-        return elements + 4 * -(-elements // 256) if elements >= LEAST_EIGHT_BIT else 4 * elements
+        is_paged = plan.recipe.optimizer.name == "paged_adamw8bit" and elements >= LEAST_PAGED
+        scales = 4 * -(-elements // 256)
+        return (scales if is_paged else elements + scales) if elements >= LEAST_EIGHT_BIT else 4 * elements

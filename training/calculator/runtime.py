@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from training.calculator.estimate import Term
 from training.calculator.plan import Plan
+from training.calculator.standing import paged_states
 
 MIB = 1 << 20
 
@@ -40,8 +41,8 @@ the order of the kernels' own requests decides more. The least is a handful of t
 _LEAST_MARGIN_BYTES = 96 * MIB
 
 
-def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, Term]:
-    """The allocator's and the process's share beside tensors of `allocated_bytes`.
+def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, ...]:
+    """The allocator's and the process's share beside tensors of `allocated_bytes`, and states that are paged.
 
     `ratio` is what a caching allocator reserves over what it holds; on a CPU there is none.
     """
@@ -50,7 +51,8 @@ def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, Term
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         process = Term("runtime", INTERPRETER_BYTES, "400 MiB", "python -m training.calculator.runtime")
         return allocator, process
-    return reserve(plan, allocated_bytes, ratio), context(plan)
+    paged = () if plan.shape is None else (paged_states(plan),)
+    return reserve(plan, allocated_bytes, ratio), context(plan), *(one for one in paged if one.num_bytes)
 
 
 def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:

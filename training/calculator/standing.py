@@ -8,9 +8,10 @@ from __future__ import annotations
 from training.calculator.estimate import Term
 from training.calculator.loading import adapter_sizes, weight_sizes
 from training.calculator.plan import Plan
-from training.calculator.replay import LEAST_EIGHT_BIT, Replayed
+from training.calculator.replay import LEAST_EIGHT_BIT, LEAST_PAGED, Replayed
 
-_EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
+_SCALE_BYTES = 4 / 256
+_EIGHT_BIT_STATE_BYTES = 1 + _SCALE_BYTES
 
 
 def weights(plan: Plan) -> Term:
@@ -45,12 +46,31 @@ def optimizer_states(plan: Plan) -> Term:
             "optimizer_states", 2 * plan.trainable_bytes, "2 * trained, in their type",
             "AdamW's two moments (arXiv 1711.05101)",
         )  # fmt: skip
-    small = 0 if plan.is_adapter else plan.shape.elements_of_tensors(under=LEAST_EIGHT_BIT)
-    quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
+    small, own = _trained_under(plan, LEAST_EIGHT_BIT), plan.trainable - paged_elements(plan)
+    quantised = round(2 * (own - small) * _EIGHT_BIT_STATE_BYTES + 2 * paged_elements(plan) * _SCALE_BYTES)
     return Term(
         "optimizer_states", quantised + 8 * small, f"2 * (1 + 4/256) * trained, 8 for tensors under {LEAST_EIGHT_BIT}",
-        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged: as resident",
+        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them",
     )  # fmt: skip
+
+
+def paged_states(plan: Plan) -> Term:
+    """States outside the allocator's pool, as if all of them stayed on the device."""
+    how = f"2 * trained, of tensors from {LEAST_PAGED} elements on"
+    return Term("paged_states", 2 * paged_elements(plan), how, "bitsandbytes, optimizer.py: get_state_buffer")
+
+
+def paged_elements(plan: Plan) -> int:
+    """Elements whose states are paged."""
+    is_paged = plan.recipe.optimizer.name == "paged_adamw8bit"
+    return plan.trainable - _trained_under(plan, LEAST_PAGED) if is_paged else 0
+
+
+def _trained_under(plan: Plan, limit: int) -> int:
+    """Elements of the trained tensors that have fewer than `limit`."""
+    if not plan.is_adapter:
+        return plan.shape.elements_of_tensors(under=limit)
+    return sum(size // plan.a for size in adapter_sizes(plan) if size // plan.a < limit)
 
 
 def gradients(plan: Plan) -> Term:
