@@ -49,7 +49,7 @@ demo: setup ## From the standard library's sources to an answering model, under 
 	@$(TRAINYARD) demo $(ARGS)
 
 ##@ Plan
-.PHONY: recipe memfit bench-memfit check
+.PHONY: recipe memfit bench-memfit bench check
 recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE", "explain FILE")
 	@$(TRAINYARD) recipe $(or $(ARGS),ls)
 
@@ -57,8 +57,11 @@ memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10G
 	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
 	@$(TRAINYARD) memfit --config "$$CONFIG" $(ARGS)
 
-bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows")
+bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
 	@$(TRAINYARD) bench-memfit $(ARGS)
+
+bench: setup ## How quick memfit is: ratios of times of one run
+	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
 	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)

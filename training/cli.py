@@ -28,7 +28,7 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
-    "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "check"),
+    "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "bench", "check"),
     "Train": ("train", "resume", "evaluate"),
     "Export": ("export-build", "export-gguf"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),

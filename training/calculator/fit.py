@@ -12,13 +12,17 @@ from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
+from training.calculator.timeline import Timeline
+from training.core.errors import UserError
 from training.recipe.load import Resolved
 
 if TYPE_CHECKING:
     from training.calculator.trace import Traced
 
-    Trace = Callable[[Plan], Traced]
+Trace = Callable[[Plan], "Traced"]
+"""Runs a plan's step under fake tensors: `training.calculator.trace.trace`, which imports torch."""
 
 
 TRUSTED_DIFFERENCE = 0.02
@@ -37,8 +41,10 @@ class Fit:
     device: Device | None
     levers: tuple[advice.Lever, ...]
     solution: solving.Solution | None
+    parallel: Parallel | None = None
     other: Estimate | None = None
     traced: dict | None = None
+    timeline: Timeline | None = None  # of the traced step
 
     @property
     def difference(self) -> float | None:
@@ -65,6 +71,7 @@ class Fit:
         return {
             "schema": 1,
             "recipe": self.recipe_name,
+            "parallel": self.parallel.to_json() if self.parallel else None,
             "device": self.device.to_json() if self.device else None,
             "fits": self.fits,
             "verdict": self.verdict,
@@ -79,32 +86,42 @@ class Fit:
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
     longest: Longest | None = None, with_levers: bool = True, trace: Trace | None = None, asks_trace: bool = False,
+    parallel: Parallel | None = None,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
     `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any.
+    With `parallel` the device is one rank's, and nothing is traced.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
     on_cpu, name = device is not None and device.kind == "cpu", device.name if device else None
     by_formula, solution, levers = None, None, ()
     try:
-        by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name)
-    except shapes.UnknownShape:
-        if trace is None or solve is not None:
+        by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name, parallel=parallel)
+    except shapes.UnknownShape as error:
+        if trace is None or parallel is not None:
             raise
+        if solve is not None:
+            raise UserError(
+                "a model that is traced is not solved for", where="--solve", found=error.what, expected=error.expected,
+                next_command="leave --solve away, and try sizes with --sweep",
+            ) from error  # fmt: skip
     if by_formula is not None:
-        levers = tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu)) if with_levers else ()
+        levers = (
+            tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu, parallel=parallel)) if with_levers else ()
+        )
         if solve is not None:
             positions = shapes.of_model(recipe.model).max_positions
-            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
+            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu, parallel=parallel)
     plan = Plan.without_shape if by_formula is None else Plan.of
     traced = trace(plan(recipe, on_cpu=on_cpu, gpu=name)) if by_formula is None or (trace and asks_trace) else None
     now, other = _trusted(by_formula, traced.estimate() if traced else None)
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
-    return Fit(recipe.name, now, device, levers, solution, other, traced.to_json() if traced else None)
+    seen = (traced.to_json(), traced.timeline) if traced else (None, None)
+    return Fit(recipe.name, now, device, levers, solution, parallel, other, *seen)
 
 
 def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Estimate, Estimate | None]:

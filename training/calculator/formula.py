@@ -7,8 +7,10 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 from __future__ import annotations
 
 from training.calculator import activations, runtime
+from training.calculator import parallel as parallelism
 from training.calculator.activations import Activations
 from training.calculator.estimate import Estimate, Instant, Term
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.replay import Replayed, replay
 from training.calculator.standing import (
@@ -27,34 +29,41 @@ from training.recipe.model import Recipe
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
-def estimate(recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None) -> Estimate:
+def estimate(
+    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, parallel: Parallel | None = None
+) -> Estimate:
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
-    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known.
+    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known;
+    `parallel` asks for one rank's share.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel)
     replayed = None if on_cpu else replay(plan)
     moments = instants(plan, replayed)
     allocated = max(instant.num_bytes for instant in moments)
-    overhead = runtime.overhead(plan, allocated, replayed.ratio if replayed else 1.0)
+    overhead = runtime.overhead(plan, allocated, runtime.reserved_ratio(plan, allocated, replayed))
     return Estimate(
         parameters=plan.shape.parameters + (plan.trainable if plan.is_adapter else 0),
         trainable=plan.trainable,
         instants=moments,
         overhead=overhead,
-        assumptions=(*_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
+        assumptions=(*parallelism.assumptions(plan), *_assumptions(plan), *runtime.assumptions(plan, overhead[1])),
     )
 
 
 def instants(plan: Plan, replayed: Replayed | None = None) -> tuple[Instant, ...]:
-    """The moments of a step, from the second one on, when the optimizer's states exist.
+    """The moments of a step, from the second one on, when the optimizer's states exist; of one rank where several.
 
     `replayed` tells what an allocator counts beside the bytes that are asked for; without it nothing is rounded.
     """
+    return parallelism.of_rank(plan, _alone(plan, replayed))
+
+
+def _alone(plan: Plan, replayed: Replayed | None) -> tuple[Instant, ...]:
     kept_by = Activations.of(plan)
     standing = (weights(plan), *_if(rounding(replayed)), *_if(workspaces(plan)), optimizer_states(plan))
     held = (*standing, *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)))

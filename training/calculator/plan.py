@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
 from training.recipe.model import Recipe
+
+if TYPE_CHECKING:
+    from training.calculator.parallel import Parallel
 
 _CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
 _CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
@@ -27,11 +31,14 @@ class Plan:
     shape: Shape | None  # None where the model is traced because the formula does not know it
     on_cpu: bool = False
     gpu: str | None = None  # its name, where it is known
+    parallel: Parallel | None = None  # None for one process
 
     @classmethod
-    def of(cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None) -> Plan:
+    def of(
+        cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None, parallel: Parallel | None = None
+    ) -> Plan:
         """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
-        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu)
+        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, parallel)
         _ = plan.targets  # raises on one that matches nothing
         return plan
 

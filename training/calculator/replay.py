@@ -8,6 +8,7 @@ What the formula adds up, this walks through: a test holds the allocated peaks o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.calculator import allocator as caching
@@ -16,6 +17,7 @@ from training.calculator.allocator import CachingAllocator
 from training.calculator.blocks import Block
 from training.calculator.plan import Plan
 from training.calculator.tape import Tape, Tensor
+from training.calculator.timeline import Recorder, Timeline
 
 LEAST_EIGHT_BIT = 4096
 LEAST_PAGED = 100_000
@@ -39,20 +41,30 @@ class Replayed:
 
 def replay(plan: Plan) -> Replayed:
     """Load the model and train it for a few steps of the same size."""
-    allocator = CachingAllocator()
-    loading.load(allocator, plan)
-    step = _Step(plan, allocator)
+    allocator = loading.loaded(plan)
+    step = Step(plan, allocator)
     for _ in range(_STEPS):
         step.run()
     return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.peak_rounding_bytes)
 
 
-class _Step:
+def timeline(plan: Plan) -> Timeline:
+    """The last of the replayed steps, event by event: the one with the optimizer's states."""
+    recorder = Recorder()
+    loading.load(recorder, plan)
+    step = Step(plan, recorder, recorder.mark)
+    for _ in range(_STEPS):
+        recorder.restart()
+        step.run()
+    return recorder.timeline()
+
+
+class Step:
     """The requests of one step; states and workspaces stay from the first one on."""
 
-    def __init__(self, plan: Plan, allocator: CachingAllocator):
+    def __init__(self, plan: Plan, allocator: CachingAllocator, mark: Callable[[str], None] = lambda phase: None):
         self.plan, self.allocator, self.tape = plan, allocator, Tape(allocator)
-        self.block = Block(plan, self.tape)
+        self.block, self.mark = Block(plan, self.tape), mark
         self.outputs: Tensor | None = None
         self.states: list[caching.Block | None] | None = None
         self.workspaces = 0
@@ -104,6 +116,7 @@ class _Step:
     def forward(self) -> list[Tensor]:
         """Each layer's input under checkpointing, and the last layer's output in any case."""
         plan, tape = self.plan, self.tape
+        self.mark("forward")
         x = self.block.embed()
         self.embedding_nodes = len(tape.nodes)
         self.use_workspace(1)
@@ -114,7 +127,7 @@ class _Step:
                 stored.append(x)
             x = self.block.layer(x)
             x.needs_grad = x.needs_grad or not plan.is_adapter or bool(plan.adapted)
-        tape.keeps = True
+        tape.keeps, self.head_node = True, len(tape.nodes)
         return [*stored, x]
 
     def loss(self, x: Tensor) -> None:
@@ -143,7 +156,10 @@ class _Step:
     def backward(self, stored: list[Tensor], last_slot: int) -> None:
         """From the loss down; under checkpointing each layer is computed again when its output's gradient is there."""
         tape = self.tape
-        tape.backward(down_to=self.embedding_nodes if stored else 0)
+        self.mark("head_backward")
+        tape.backward(down_to=self.head_node)
+        self.mark("layer_backward")
+        tape.backward(down_to=self.embedding_nodes)
         while stored:
             x = stored.pop()
             tape.rename(last_slot, self.block.layer_again(x).slot)
@@ -155,6 +171,7 @@ class _Step:
         tape.waiting.clear()
 
     def optimizer_step(self) -> None:
+        self.mark("optimizer_step")
         plan, new = self.plan, self.allocator.new
         sizes = list(loading.adapter_sizes(plan)) if plan.is_adapter else list(loading.weight_sizes(plan))
         if self.states is None:

@@ -7,7 +7,9 @@ On a CPU the count is the process's resident memory, so the interpreter with tor
 from __future__ import annotations
 
 from training.calculator.estimate import Term
+from training.calculator.parallel import NCCL_BYTES
 from training.calculator.plan import Plan
+from training.calculator.replay import Replayed
 from training.calculator.standing import paged_states
 
 MIB = 1 << 20
@@ -55,6 +57,15 @@ def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, ...]
     return reserve(plan, allocated_bytes, ratio), context(plan), *(one for one in paged if one.num_bytes)
 
 
+def reserved_ratio(plan: Plan, allocated_bytes: int, replayed: Replayed | None) -> float:
+    """Reserved over allocated bytes by the replay of one process; a rank keeps as many bytes beside its tensors."""
+    if replayed is None:
+        return 1.0
+    if plan.parallel is None:
+        return replayed.ratio
+    return 1 + (replayed.reserved_bytes - replayed.allocated_bytes) / allocated_bytes
+
+
 def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:
     """What the caching allocator reserves beyond the tensors, when its replay reserves `ratio` times what it holds."""
     share = _REPLAY_MARGIN["eager" if plan.is_eager else "fused"]
@@ -70,7 +81,9 @@ def context(plan: Plan) -> Term:
         (found for name, found in CONTEXTS.items() if name.lower() in (plan.gpu or "").lower()),
         (DEFAULT_CONTEXT_BYTES, "a pessimistic default, not measured on this GPU"),
     )
-    return Term("context", size, f"{size / MIB:.0f} MiB", source)
+    more = NCCL_BYTES if plan.parallel is not None else 0
+    how = f"{size / MIB:.0f} MiB" + (f" + {more // MIB} MiB of NCCL's" if more else "")
+    return Term("context", size + more, how, source)
 
 
 def assumptions(plan: Plan, context: Term) -> tuple[str, ...]:

@@ -1,18 +1,21 @@
 """The largest micro-batch, sequence length or rank that still fits, by bisection on the estimate itself.
 
-Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So a bisection
-without the replay finds the neighbourhood, and one with it the border there: the answer fits, the next one does not.
+Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So bisections
+with the replay of the last guess find the neighbourhood, and ones that replay every value the border there: the
+answer fits, the next one does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from training.calculator import runtime
 from training.calculator.advice import with_size
 from training.calculator.devices import Device
-from training.calculator.formula import estimate, instants
+from training.calculator.formula import instants
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.replay import Replayed, replay
 from training.core.errors import UserError
@@ -20,7 +23,7 @@ from training.recipe.model import Recipe
 
 KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len", "rank": "lora.rank"}
 _MOST = {"batch": 1 << 16, "seq": 1 << 22, "rank": 1 << 14}
-_ROUGH_PASSES = 2
+_GUESSES = 2
 _LEAST = {"batch": 1, "seq": 2, "rank": 1}
 
 
@@ -41,8 +44,9 @@ class Solution:
 
 
 def largest(
-    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool
-) -> Solution:
+    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool,
+    parallel: Parallel | None = None,
+) -> Solution:  # fmt: skip
     """Find the largest `batch`, `seq` or `rank` whose estimate is within the device's usable memory."""
     if device is None:
         raise UserError(
@@ -53,27 +57,31 @@ def largest(
         raise UserError("no adapter to solve for", where="--solve rank", found=f"method {recipe.method}",
                         expected="method lora or qlora", next_command="add method=lora")  # fmt: skip
 
-    def sized(value: int) -> Recipe:
-        return with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value})
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name, parallel=parallel)
 
-    def need(value: int) -> int:
-        return estimate(sized(value), on_cpu=on_cpu, gpu=device.name).peak.device_bytes
+    @cache
+    def sized(value: int) -> Plan:
+        return replace(plan, recipe=with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value}))
 
-    most = _most(recipe, variable, max_positions)
-    low = _LEAST[variable]
-    if need(low) > device.usable_bytes:
-        return Solution(variable, None, None, f"{low} does not fit")
-    near, replayed = low, None
-    for _ in range(_ROUGH_PASSES):
-        near = _last_that(
-            lambda value, at=replayed: _roughly(sized(value), device, on_cpu, at) <= device.usable_bytes, low, most
-        )
-        replayed = None if on_cpu else replay(Plan.of(sized(near), gpu=device.name))
+    @cache
+    def replayed(value: int) -> Replayed | None:
+        return None if on_cpu else replay(sized(value))
+
+    def need(value: int, by: Replayed | None = None) -> int:
+        return _device_bytes(sized(value), by or replayed(value))
+
+    low, most = _LEAST[variable], _most(recipe, variable, max_positions)
+    near = low
+    for _ in range(_GUESSES):
+        near = _last_that(lambda value, by=replayed(near): need(value, by) <= device.usable_bytes, low, most)
     value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
+    if value is None:
+        return Solution(variable, None, None, f"{low} does not fit")
+    limit = f"{device.name}: {value + 1} does not fit"
     if value == most:
         limit = "the model's positions" if most == max_positions else "the search"
-        return Solution(variable, value, need(value), limit if variable != "rank" else "the width of the model")
-    return Solution(variable, value, need(value), f"{device.name}: {value + 1} does not fit")
+        limit = limit if variable != "rank" else "the width of the model"
+    return Solution(variable, value, need(value), limit)
 
 
 def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
@@ -84,11 +92,10 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
     return _MOST[variable]
 
 
-def _roughly(recipe: Recipe, device: Device, on_cpu: bool, replayed: Replayed | None) -> int:
-    """Device bytes by the replay of another value."""
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
+def _device_bytes(plan: Plan, replayed: Replayed | None) -> int:
+    """What an estimate comes to by a replay, its own or a neighbour's; a CPU has none."""
     allocated = max(instant.num_bytes for instant in instants(plan, replayed))
-    ratio = replayed.ratio if replayed else 1.0
+    ratio = runtime.reserved_ratio(plan, allocated, replayed)
     return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated, ratio))
 
 
@@ -102,17 +109,17 @@ def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int:
-    """A value that fits and whose successor does not, beginning beside `near`; `least` is known to fit."""
-    step = max(1, near // 256)
+def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int | None:
+    """A value that fits and whose successor does not, beginning at `near`; None where not even `least` fits."""
+    step, low, high = max(1, near >> 10), near, near
     if fits(near):
-        low, high = near, min(most, near + step)
-        while high < most and fits(high):
-            step *= 2
-            low, high = high, min(most, high + step)
+        while fits(high):
+            if high == most:
+                return most
+            low, high, step = high, min(most, high + step), 2 * step
         return _last_that(fits, low, high)
-    low, high = max(least, near - step), near
-    while low > least and not fits(low):
-        step *= 2
-        low, high = max(least, low - step), low
+    while not fits(low):
+        if low == least:
+            return None
+        low, high, step = max(least, low - step), low, 2 * step
     return _last_that(fits, low, high)

@@ -12,7 +12,8 @@ EXAMPLE = "make bench-memfit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", action="store_true", help="print every row, not the table alone")
-    parser.add_argument("--write", metavar="PAGE", help="put the table into this page, between its two marks")
+    parser.add_argument("--peers", action="store_true", help="ask other estimators about the same complete rows")
+    parser.add_argument("--write", metavar="PAGE", help="put the tables into this page, between their marks")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
@@ -23,9 +24,21 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     for error in found.errors if args.rows else ():
         say(bench.line(error))
     if args.write:
-        bench.write(found, Path(args.write))
+        bench.write(Path(args.write), bench.MARK, bench.page_part(found))
         report.add("written", args.write)
     report.add("rows", f"{len(found.described)} estimated, {len(found.left_out)} left out with a reason")
     for name, text in bench.judgement(found):
         report.add(name, text)
-    return found.to_json()
+    return found.to_json() | (_peers(args, found, report) if args.peers else {})
+
+
+def _peers(args: argparse.Namespace, found, report: Report) -> dict:
+    from training.calculator import bench, peers
+
+    asked = peers.run(found)
+    say(peers.page_part(asked))
+    if args.write:
+        bench.write(Path(args.write), peers.MARK, peers.page_part(asked))
+    for peer in asked:
+        report.add(peer.name, f"{len(peer.errors)} readings; {len(peer.left_out)} rows that it cannot describe")
+    return {"peers": [peer.to_json() for peer in asked]}
