@@ -21,7 +21,7 @@ RECIPE = """name: small
 method: {method}
 model: {{config: config.json}}
 stop: {{max_steps: 1}}
-data: {{seq_len: 512, micro_batch: 2}}
+data: {{seq_len: 512, micro_batch: 4}}
 batch: {{accumulate: {accumulate}}}
 optimizer: {{impl: {impl}}}
 memory: {{weights: {weights}, attention: {attention}, gradient_checkpointing: {checkpointing}, profile: hf}}

@@ -153,7 +153,8 @@ class Block:
         By then the gradient has come back through an adapter's last cast and scale, which keep nothing.
         """
         plan, tape, early = self.plan, self.tape, []
-        if plan.shape.kind.feed_forward[-1] in plan.targets:
+        kind = plan.shape.kind
+        if kind.norms == "before" and kind.feed_forward[-1] in plan.targets:
             early = [tape.new(self.h, plan.a), tape.new(self.h, plan.e % plan.a)]
         with tape.until(self._num_keeping(x.needs_grad)):
             out = self.layer(x)
