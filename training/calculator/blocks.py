@@ -145,7 +145,6 @@ class Block:
             y = y if norms == "before" else self.norm(y, h)
             y = tape.elementwise(y) if shape.kind.scales_residual else y
             x = tape.add(x, self.dropped(y))
-            del y  # not held while the other half runs
         return x
 
     def layer_again(self, x: Tensor) -> Tensor:
