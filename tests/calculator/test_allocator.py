@@ -53,7 +53,7 @@ SHAPE = (
 @pytest.mark.parametrize("weights", ["bf16", "fp32"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("profile", ["trainyard", "hf"])
-def test_the_formula_and_a_walk_through_the_step_agree_within_3_percent(recipe, weights, attention, profile):
+def test_the_formula_and_a_walk_through_the_step_agree_within_half_a_percent(recipe, weights, attention, profile):
     """32 recipes of a small shape, every combination: two ways to the same allocated peak."""
     for checkpointing, tied, impl, length, accumulate in itertools.product(
         ("true", "false"), ("true", "false"), ("fused", "foreach"), (256, 1024), (1, 2)
@@ -65,8 +65,8 @@ def test_the_formula_and_a_walk_through_the_step_agree_within_3_percent(recipe, 
         )  # fmt: skip
         plan = Plan.of(changed)
         walked = replay(plan)
-        summed = max(instant.num_bytes for instant in instants(plan))
-        assert summed == pytest.approx(walked.allocated_bytes, rel=0.03), (
+        summed = max(instant.num_bytes for instant in instants(plan, walked))
+        assert summed == pytest.approx(walked.allocated_bytes, rel=0.005), (
             checkpointing,
             tied,
             impl,

@@ -17,7 +17,10 @@ _MIDDLE = 10 << 20
 _MIDDLE_SEGMENT = 20 << 20
 _LARGE_STEP = 2 << 20
 _NUMBER_BITS = 32
-_COUNTS = ("allocated_bytes", "reserved_bytes", "asked_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "_number")
+_COUNTS = (
+    "allocated_bytes", "reserved_bytes", "asked_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+    "peak_rounding_bytes", "_number",
+)  # fmt: skip
 
 
 class Block:
@@ -43,6 +46,7 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.allocated_bytes = self.reserved_bytes = self.asked_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self.peak_rounding_bytes = 0  # what was allocated at the peak and not asked for
         self._number = 0
         self._keys: dict[bool, list[int]] = {True: [], False: []}
         self._free: dict[int, Block] = {}
@@ -68,6 +72,7 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
+            self.peak_rounding_bytes = self.allocated_bytes - self.asked_bytes
         return block
 
     def free(self, block: Block | None) -> None:

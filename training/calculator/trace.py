@@ -26,7 +26,6 @@ from training.calculator.plain import PlainProbe, optimizer, said
 from training.calculator.plan import Plan
 from training.calculator.probe import MakeProbe, StepProbe
 from training.calculator.shapes import config_of
-from training.calculator.standing import workspace_bytes
 from training.calculator.timeline import Timeline
 from training.core.errors import Problems, TrainyardError, UserError
 
@@ -192,7 +191,7 @@ class _Steps:
         needed = 2 if name == "backward" else 1
         while self.workspaces < needed and not self.plan.on_cpu:
             self.workspaces += 1
-            self.log.come(workspace_bytes(self.plan), "workspaces")
+            self.log.come(self.plan.workspace_bytes, "workspaces")
         with self.watched.phase(f"first_{name}" if self.number == 1 else name):
             yield
         if name == "backward":
