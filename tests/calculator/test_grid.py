@@ -1,4 +1,8 @@
-"""Formula and trace over a grid of small recipes: two ways to the same allocated peak."""
+"""Formula and trace over a grid of small recipes: two ways to the same allocated peak.
+
+Widths are powers of two, whose tensors fill the allocator's blocks: in models as small as these the rests of
+half-filled ones, whose place hangs on the order of every request, would outweigh what is asked for.
+"""
 
 import json
 import random
@@ -13,7 +17,7 @@ from training.calculator.replay import replay
 from training.recipe.load import load
 
 CONFIG = {
-    "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2,
+    "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip

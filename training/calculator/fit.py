@@ -126,7 +126,7 @@ def fit(
 
 
 def _require_traceable(error: shapes.UnknownShape, can_trace: bool, solve: str | None) -> None:
-    """Raise where a model that the formula does not know cannot be traced, or is to be solved for, which is too slow."""
+    """Raise where a model that the formula does not know cannot be traced, or is to be solved for: too slow."""
     if not can_trace:
         raise error
     if solve is not None:
