@@ -27,4 +27,4 @@ EXPOSE 8080
 USER 1000:1000
 ENTRYPOINT ["/app/serve"]
 CMD []
-HEALTHCHECK --interval=5s --timeout=4s --start-period=600s --retries=3 CMD ["/app/healthy"]
+HEALTHCHECK --interval=2s --timeout=4s --start-period=600s --retries=5 CMD ["/app/healthy"]
