@@ -32,10 +32,9 @@ def test_the_same_sources_give_the_same_content(name: str, llama_image, train_im
     monkeypatch.setenv("TRAINYARD_TAG", "test-again")
     monkeypatch.setenv("TRAINYARD_CACHE", str(paths.roots().cache / "elsewhere"))
     again = image.build(name, image.Plan(LOCK, wheels=real_wheels(), base=TEST_BASE, fresh=True))
-    first, second = content(before["reference"]), content(again["reference"])
+    first, second = set(content(before["reference"])), set(content(again["reference"]))
     assert len(first) > 20
-    assert [line for line in first if line not in set(second)] == []
-    assert len(first) == len(second)
+    assert sorted(first ^ second) == []
 
 
 @pytest.mark.docker
@@ -56,7 +55,7 @@ def test_a_wheel_with_other_bytes_ends_the_build(tmp_path: Path, llama_image, mo
     files.write_json(forged.parent / "complete.json", {"lock_sha256": files.sha256_file(LOCK)})
     with pytest.raises(RunError) as error:
         image.build("llama-cpu", image.Plan(LOCK, wheels=forged.parent, base=TEST_BASE))
-    assert "DO NOT MATCH THE HASHES" in error.value.found or "bad zip" in error.value.found.lower()
+    assert "DO NOT MATCH THE HASHES" in error.value.found
 
 
 @pytest.mark.docker
