@@ -57,7 +57,7 @@ demo: setup ## From the standard library's sources to an answering model, under 
 	@$(TRAINYARD) demo $(ARGS)
 
 ##@ Plan
-.PHONY: recipe memfit bench-memfit check
+.PHONY: recipe memfit bench-memfit bench check
 recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE", "explain FILE")
 	@$(TRAINYARD) recipe $(or $(ARGS),ls)
 
@@ -65,8 +65,11 @@ memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10G
 	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
 	@$(TRAINYARD) memfit --config "$$CONFIG" $(ARGS)
 
-bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows")
+bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
 	@$(TRAINYARD) bench-memfit $(ARGS)
+
+bench: setup ## How quick memfit is: ratios of times of one run
+	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
 	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)
@@ -82,7 +85,11 @@ tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET
 	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
 
 ##@ Train
-.PHONY: train resume runs evaluate
+.PHONY: train-calibrate train resume runs evaluate
+train-calibrate: setup ## The estimate against a few real steps on this machine. CONFIG=recipe.yaml (ARGS="--out record.json")
+	$(call need,CONFIG,make train-calibrate CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	@$(TRAINYARD) train-calibrate --config "$$CONFIG" $(ARGS)
+
 train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
 	$(call need,CONFIG,make train CONFIG=recipes/demo/pretrain-stdlib.yaml)
 	@$(TRAINYARD) train --config "$$CONFIG" $(ARGS)

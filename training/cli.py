@@ -29,8 +29,8 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
-    "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "check"),
-    "Train": ("train", "resume", "evaluate"),
+    "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "bench", "check"),
+    "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
+from training.calculator.parallel import Parallel
 from training.recipe import schema
 from training.recipe.model import Lora, Memory, Optimizer, Recipe
 
@@ -36,11 +37,15 @@ class Lever:
         }  # fmt: skip
 
 
-def levers(recipe: Recipe, now: Estimate, device: Device | None, *, on_cpu: bool) -> list[Lever]:
+def levers(
+    recipe: Recipe, now: Estimate, device: Device | None, *, on_cpu: bool, parallel: Parallel | None = None
+) -> list[Lever]:
     """Every lever that saves memory, the cheapest first, and among equals the largest saving."""
-    found = []
+    found, gpu = [], device.name if device else None
     for override, changed, cost in _changes(recipe, on_cpu):
-        then = estimate(changed, on_cpu=on_cpu, gpu=device.name if device else None).peak.device_bytes
+        if changed.memory.weights == "nf4" and parallel is not None and parallel.kind == "fsdp2":
+            continue
+        then = estimate(changed, on_cpu=on_cpu, gpu=gpu, parallel=parallel).peak.device_bytes
         saved = now.peak.device_bytes - then
         if saved > 0:
             fits = None if device is None else then <= device.available_bytes

@@ -9,7 +9,6 @@ or above 1 MiB (large pool) and counts as allocated otherwise; free neighbours m
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from itertools import count
 
 _ROUND = 512
 _SMALL = 1 << 20
@@ -17,46 +16,58 @@ _SMALL_SEGMENT = 2 << 20
 _MIDDLE = 10 << 20
 _MIDDLE_SEGMENT = 20 << 20
 _LARGE_STEP = 2 << 20
+_NUMBER_BITS = 32
+_COUNTS = ("allocated_bytes", "reserved_bytes", "asked_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "_number")
 
 
 class Block:
-    """A piece of a segment; `before` and `after` are its neighbours in it."""
+    """A piece of a segment; `before` and `after` are its neighbours in it.
+
+    `key` is its place among the free ones, by size and then by age, as one number; 0 while it is in use.
+    """
 
     __slots__ = ("after", "asked", "before", "is_small", "key", "number", "size")
 
-    def __init__(self, size: int, is_small: bool, number: int):
+    def __init__(self, size: int, is_small: bool, number: int, before: Block | None = None, after: Block | None = None):
         self.size, self.is_small, self.number = size, is_small, number
-        self.asked = 0
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.key: tuple[int, int] | None = None  # its place among the free ones; None while it is in use
+        self.before, self.after = before, after
+        self.asked = self.key = 0
 
 
 class CachingAllocator:
-    """Allocated and reserved bytes as requests come and go, with the peaks of both."""
+    """Allocated and reserved bytes as requests come and go, with the peaks of both.
+
+    A replay makes tens of thousands of requests, so `new` and `free` are written out in one piece each.
+    """
 
     def __init__(self) -> None:
-        self.allocated_bytes = self.reserved_bytes = 0
-        self.asked_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = self.asked_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._numbers = count()
-        self._keys: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        self._free: dict[tuple[int, int], Block] = {}
+        self._number = 0
+        self._keys: dict[bool, list[int]] = {True: [], False: []}
+        self._free: dict[int, Block] = {}
 
     def new(self, num_bytes: int) -> Block | None:
         """Allocate; nothing for an empty tensor."""
         if num_bytes <= 0:
             return None
-        size = -(-num_bytes // _ROUND) * _ROUND
+        size = (num_bytes + _ROUND - 1) // _ROUND * _ROUND
         is_small = size <= _SMALL
-        block = self._best_fit(size, is_small) or self._segment(size, is_small)
+        keys = self._keys[is_small]
+        place = bisect_left(keys, size << _NUMBER_BITS)
+        if place < len(keys):
+            block = self._free.pop(keys.pop(place))
+            block.key = 0
+        else:
+            block = self._segment(size, is_small)
         rest = block.size - size
         if rest >= _ROUND if is_small else rest > _SMALL:
-            self._split(block, size)
+            self._split(block, size, rest)
         block.asked = num_bytes
         self.asked_bytes += num_bytes
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block | None) -> None:
@@ -65,20 +76,32 @@ class CachingAllocator:
             return
         self.allocated_bytes -= block.size
         self.asked_bytes -= block.asked
-        for other in (block.before, block.after):
-            if other is not None and other.key is not None:
-                self._take(other)
-                self._join(block, other)
-        self._offer(block)
+        keys = self._keys[block.is_small]
+        before, after = block.before, block.after
+        if before is not None and before.key:
+            self._take(keys, before)
+            block.size += before.size
+            block.before = before = before.before
+            if before is not None:
+                before.after = block
+        if after is not None and after.key:
+            self._take(keys, after)
+            block.size += after.size
+            block.after = after = after.after
+            if after is not None:
+                after.before = block
+        self._offer(keys, block)
 
-    def _best_fit(self, size: int, is_small: bool) -> Block | None:
-        keys = self._keys[is_small]
-        place = bisect_left(keys, (size, -1))
-        if place == len(keys):
-            return None
-        block = self._free.pop(keys.pop(place))
-        block.key = None
-        return block
+    def settled(self) -> CachingAllocator:
+        """Make a second allocator in this state, in which the blocks now in use are never freed."""
+        other = CachingAllocator()
+        for name in _COUNTS:
+            setattr(other, name, getattr(self, name))
+        other._keys = {is_small: list(keys) for is_small, keys in self._keys.items()}
+        for key, block in self._free.items():  # their neighbours are in use, so no block ever joins them
+            other._free[key] = copy = Block(block.size, block.is_small, block.number)
+            copy.key = key
+        return other
 
     def _segment(self, size: int, is_small: bool) -> Block:
         if is_small:
@@ -87,35 +110,23 @@ class CachingAllocator:
             whole = _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _LARGE_STEP) * _LARGE_STEP
         self.reserved_bytes += whole
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return Block(whole, is_small, next(self._numbers))
+        self._number += 1
+        return Block(whole, is_small, self._number)
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.is_small, next(self._numbers))
+    def _split(self, block: Block, size: int, rest: int) -> None:
+        self._number += 1
+        other = Block(rest, block.is_small, self._number, block, block.after)
         block.size = size
-        rest.before, rest.after = block, block.after
         if block.after is not None:
-            block.after.before = rest
-        block.after = rest
-        self._offer(rest)
+            block.after.before = other
+        block.after = other
+        self._offer(self._keys[block.is_small], other)
 
-    def _join(self, block: Block, other: Block) -> None:
-        if other is block.before:
-            block.before = other.before
-            if block.before is not None:
-                block.before.after = block
-        else:
-            block.after = other.after
-            if block.after is not None:
-                block.after.before = block
-        block.size += other.size
+    def _offer(self, keys: list[int], block: Block) -> None:
+        block.key = key = block.size << _NUMBER_BITS | block.number
+        insort(keys, key)
+        self._free[key] = block
 
-    def _offer(self, block: Block) -> None:
-        block.key = (block.size, block.number)
-        insort(self._keys[block.is_small], block.key)
-        self._free[block.key] = block
-
-    def _take(self, block: Block) -> None:
-        keys = self._keys[block.is_small]
-        keys.pop(bisect_left(keys, block.key))
+    def _take(self, keys: list[int], block: Block) -> None:
+        del keys[bisect_left(keys, block.key)]
         del self._free[block.key]
-        block.key = None

@@ -114,7 +114,7 @@ def table(bench: Bench) -> str:
     ]
     for key, errors in sorted(groups.items()):
         found = [error.relative for error in errors]
-        figures = " | ".join(_percent(one) for one in (min(found), median(found), max(found)))
+        figures = " | ".join(percent(one) for one in (min(found), median(found), max(found)))
         lines.append(f"| {' | '.join(key)} | {len(found)} | {figures} |")
     lines += ["", "| left out because | rows |", "|---|---:|"]
     reasons = Counter(row.reason for row in bench.left_out)
@@ -130,8 +130,8 @@ def judgement(bench: Bench) -> list[tuple[str, str]]:
 
     def outside(figures: dict) -> str:
         return (
-            f"{figures['rows']} readings: lowest {_percent(figures['lowest'])}, nine in ten over by at most "
-            f"{_percent(figures['nine_in_ten'])}"
+            f"{figures['rows']} readings: lowest {percent(figures['lowest'])}, nine in ten over by at most "
+            f"{percent(figures['nine_in_ten'])}"
         )
 
     allocated = found["allocated"]
@@ -151,10 +151,10 @@ def line(error: Error) -> str:
     """One reading as a line."""
     row = error.row
     settings = f"{row['method']} {row['micro_batch']} x {row['seq_len']} {row['attn']}"
-    return f"{row['id']:<6}{row['model'][:24]:<26}{settings:<38}{error.kind:<10}{_percent(error.relative):>9}"
+    return f"{row['id']:<6}{row['model'][:24]:<26}{settings:<38}{error.kind:<10}{percent(error.relative):>9}"
 
 
-_MARKS = ("<!-- made by bench-memfit: from here -->", "<!-- made by bench-memfit: to here -->")
+MARK = "bench-memfit"
 
 
 def page_part(bench: Bench) -> str:
@@ -162,14 +162,16 @@ def page_part(bench: Bench) -> str:
     return "\n".join([*(f"- {name}: {text}" for name, text in judgement(bench)), "", table(bench)])
 
 
-def write(bench: Bench, page: Path) -> None:
-    """Replace what stands between a page's two marks."""
-    before, _, rest = page.read_text().partition(_MARKS[0])
-    _, mark, after = rest.partition(_MARKS[1])
-    if not mark:
-        raise UserError("the page has no place for the table", where=page, expected=" and ".join(_MARKS))
-    files.write_text(page, f"{before}{_MARKS[0]}\n\n{page_part(bench)}\n\n{_MARKS[1]}{after}")
+def write(page: Path, mark: str, part: str) -> None:
+    """Replace what stands between a page's two comments that name `mark`."""
+    start, end = (f"<!-- made by {mark}: {side} here -->" for side in ("from", "to"))
+    before, _, rest = page.read_text().partition(start)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise UserError("the page has no place for the table", where=page, expected=f"{start} and {end}")
+    files.write_text(page, f"{before}{start}\n\n{part}\n\n{end}{after}")
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """A signed error as a page shows it."""
     return f"{value * 100:+.1f} %"

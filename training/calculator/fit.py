@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training.calculator import advice, devices, lengths, shapes
+from training.calculator import advice, devices, history, lengths, nvml, shapes
 from training.calculator import solve as solving
 from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.lengths import Longest
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
-from training.core.errors import UserError
+from training.calculator.timeline import Timeline
+from training.core.errors import MachineError, RunError, UserError
+from training.core.units import format_bytes
 from training.recipe.load import Resolved
 
 if TYPE_CHECKING:
@@ -39,8 +42,11 @@ class Fit:
     device: Device | None
     levers: tuple[advice.Lever, ...]
     solution: solving.Solution | None
+    parallel: Parallel | None = None
     other: Estimate | None = None
     traced: dict | None = None
+    timeline: Timeline | None = None  # of the traced step
+    record: tuple[history.Past, ...] = ()  # runs of this device that are over
 
     @property
     def difference(self) -> float | None:
@@ -67,6 +73,7 @@ class Fit:
         return {
             "schema": 1,
             "recipe": self.recipe_name,
+            "parallel": self.parallel.to_json() if self.parallel else None,
             "device": self.device.to_json() if self.device else None,
             "fits": self.fits,
             "verdict": self.verdict,
@@ -75,26 +82,29 @@ class Fit:
             "solve": self.solution.to_json() if self.solution else None,
             "trace": self.traced,
             "difference": self.difference,
+            "record": [past.to_json() for past in self.record] or None,
         }
 
 
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
     longest: Longest | None = None, with_levers: bool = True, trace: Trace | None = None, asks_trace: bool = False,
+    parallel: Parallel | None = None, with_record: bool = False,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
-    `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any.
+    `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any. `with_record` reads
+    what this machine's finished runs peaked at. With `parallel` the device is one rank's, and nothing is traced.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
     on_cpu, name = device is not None and device.kind == "cpu", device.name if device else None
     by_formula, solution, levers = None, None, ()
     try:
-        by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name)
+        by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name, parallel=parallel)
     except shapes.UnknownShape as error:
-        if trace is None:
+        if trace is None or parallel is not None:
             raise
         if solve is not None:
             raise UserError(
@@ -102,16 +112,20 @@ def fit(
                 next_command="leave --solve away, and try sizes with --sweep",
             ) from error  # fmt: skip
     if by_formula is not None:
-        levers = tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu)) if with_levers else ()
+        levers = (
+            tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu, parallel=parallel)) if with_levers else ()
+        )
         if solve is not None:
             positions = shapes.of_model(recipe.model).max_positions
-            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu)
+            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu, parallel=parallel)
     plan = Plan.without_shape if by_formula is None else Plan.of
     traced = trace(plan(recipe, on_cpu=on_cpu, gpu=name)) if by_formula is None or (trace and asks_trace) else None
     now, other = _trusted(by_formula, traced.estimate() if traced else None)
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
-    return Fit(recipe.name, now, device, levers, solution, other, traced.to_json() if traced else None)
+    seen = (traced.to_json(), traced.timeline) if traced else (None, None)
+    record = history.of_device(device) if with_record else ()
+    return Fit(recipe.name, now, device, levers, solution, parallel, other, *seen, record)
 
 
 def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Estimate, Estimate | None]:
@@ -120,3 +134,30 @@ def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Es
         return by_formula or by_trace, None
     difference = by_formula.peak.allocated_bytes / by_trace.peak.allocated_bytes - 1
     return (by_formula, by_trace) if abs(difference) <= TRUSTED_DIFFERENCE else (by_trace, by_formula)
+
+
+def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
+    """Hold a recipe against this machine, before anything is allocated.
+
+    Raises MachineError where nothing here can train it, RunError where it does not fit; with who else uses the GPU.
+    """
+    result = fit(resolved, longest=longest)
+    needed = f"{format_bytes(result.estimate.peak.device_bytes)} needed"
+    if result.device is None:
+        raise MachineError(
+            f"{nvml.ask().problem}, and a CPU trains in fp32 alone", found=needed,
+            expected="a GPU, or memory.weights=fp32", next_command="make doctor",
+        )  # fmt: skip
+    if result.fits is False:
+        lever = advice.best(result.levers)
+        longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
+        raise RunError(
+            "the run does not fit this machine", found=needed + longest_record, expected=_room(result.device),
+            next_command=f"try {lever.override if lever else 'a smaller model'} (make memfit CONFIG={resolved.path})",
+        )  # fmt: skip
+    return result
+
+
+def _room(device: Device) -> str:
+    users = f"; in use by {', '.join(device.users)}" if device.users else ""
+    return f"at most {format_bytes(device.usable_bytes)}, usable of {device.name}{users}"

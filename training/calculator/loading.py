@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from training.calculator.allocator import CachingAllocator
 from training.calculator.plan import Plan
-from training.calculator.shapes import Linear
+from training.calculator.shapes import Linear, Shape
+from training.recipe.model import Memory
 
 _LOADED_AHEAD = 4
 """transformers loads with up to four threads (core_model_loading.py, GLOBAL_WORKERS)."""
@@ -18,6 +21,12 @@ _LOADED_AHEAD = 4
 
 def weight_sizes(plan: Plan) -> Iterator[int]:
     """Bytes of each tensor of the base and its adapters, in the order in which a model makes them."""
+    yield from base_sizes(plan)
+    yield from adapter_sizes(plan)
+
+
+def base_sizes(plan: Plan) -> Iterator[int]:
+    """Bytes of each tensor of the base."""
     shape, each = plan.shape, plan.weight_bytes
     yield shape.embedding_parameters * each
     for _ in range(shape.num_layers):
@@ -28,7 +37,6 @@ def weight_sizes(plan: Plan) -> Iterator[int]:
         yield from (shape.head_dim * each,) * (2 if shape.query_key_norms else 0)
     yield shape.hidden_size * each
     yield shape.head_parameters * each
-    yield from adapter_sizes(plan)
 
 
 def adapter_sizes(plan: Plan) -> Iterator[int]:
@@ -57,21 +65,45 @@ def packed_sizes(elements: int, plan: Plan) -> Iterator[int]:
         yield 4 * blocks
 
 
-def resident_bytes(plan: Plan) -> int:
-    """What the loaded weights count as allocated."""
-    allocator = CachingAllocator()
-    load(allocator, plan)
-    return allocator.allocated_bytes
+def loaded(plan: Plan) -> CachingAllocator:
+    """An allocator that has loaded a model and its adapters, none of which is freed again."""
+    allocator = _loaded_base(_Base(plan.shape, plan.recipe.memory, plan)).settled()
+    _add_adapters(allocator, plan)
+    return allocator
 
 
 def load(allocator: CachingAllocator, plan: Plan) -> None:
     """Make the requests of loading a model and adding its adapters."""
+    _load_base(allocator, plan)
+    _add_adapters(allocator, plan)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A base model's loading; two of one shape and of one `memory` section are the same."""
+
+    shape: Shape
+    memory: Memory
+    plan: Plan = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _loaded_base(base: _Base) -> CachingAllocator:
+    allocator = CachingAllocator()
+    _load_base(allocator, base.plan)
+    return allocator
+
+
+def _load_base(allocator: CachingAllocator, plan: Plan) -> None:
     if plan.is_nf4:
         _load_packed(allocator, plan)
-        sizes = adapter_sizes(plan)
     else:
-        sizes = weight_sizes(plan)
-    for size in sizes:
+        for size in base_sizes(plan):
+            allocator.new(size)
+
+
+def _add_adapters(allocator: CachingAllocator, plan: Plan) -> None:
+    for size in adapter_sizes(plan):
         allocator.new(size)
 
 

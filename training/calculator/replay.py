@@ -15,6 +15,7 @@ from training.calculator.allocator import Block, CachingAllocator
 from training.calculator.layers import Layers
 from training.calculator.plan import Plan
 from training.calculator.standing import LEAST_EIGHT_BIT, workspace_bytes
+from training.calculator.timeline import Recorder, Timeline
 
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
@@ -34,15 +35,25 @@ class Replayed:
 
 def replay(plan: Plan) -> Replayed:
     """Load the model and train it for a few steps of the same size."""
-    allocator = CachingAllocator()
-    loading.load(allocator, plan)
-    step = _Step(plan, allocator)
+    allocator = loading.loaded(plan)
+    step = Step(plan, allocator)
     for _ in range(_STEPS):
         step.run()
     return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
-class _Step(Layers):
+def timeline(plan: Plan) -> Timeline:
+    """The last of the replayed steps, event by event: the one with the optimizer's states."""
+    recorder = Recorder()
+    loading.load(recorder, plan)
+    step = _MarkedStep(plan, recorder)
+    for _ in range(_STEPS):
+        recorder.restart()
+        step.run()
+    return recorder.timeline()
+
+
+class Step(Layers):
     """The requests of one step; states and workspaces stay from the first one on."""
 
     def __init__(self, plan: Plan, allocator: CachingAllocator):
@@ -153,3 +164,27 @@ class _Step(Layers):
         if plan.recipe.optimizer.name == "adamw":
             return tensor_bytes
         return elements + 4 * -(-elements // 256) if elements >= LEAST_EIGHT_BIT else 4 * elements
+
+
+class _MarkedStep(Step):
+    """A step that says which phase begins."""
+
+    def __init__(self, plan: Plan, recorder: Recorder):
+        super().__init__(plan, recorder)
+        self.mark = recorder.mark
+
+    def forward(self) -> None:
+        self.mark("forward")
+        super().forward()
+
+    def backward(self) -> None:
+        self.mark("head_backward")
+        super().backward()
+
+    def layer_backward(self, g: Block | None, saved: dict) -> Block | None:
+        self.mark("layer_backward")
+        return super().layer_backward(g, saved)
+
+    def optimizer_step(self) -> None:
+        self.mark("optimizer_step")
+        super().optimizer_step()

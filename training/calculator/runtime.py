@@ -7,6 +7,7 @@ On a CPU the count is the process's resident memory, so the interpreter with tor
 from __future__ import annotations
 
 from training.calculator.estimate import Term
+from training.calculator.parallel import NCCL_BYTES
 from training.calculator.plan import Plan
 from training.calculator.replay import replay
 
@@ -51,7 +52,16 @@ def overhead(plan: Plan, allocated_bytes: int, ratio: float | None = None) -> tu
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         process = Term("runtime", INTERPRETER_BYTES, "400 MiB", "python -m training.calculator.runtime")
         return allocator, process
-    return reserve(plan, allocated_bytes, ratio or replay(plan).ratio), context(plan)
+    ratio = ratio or replayed_ratio(plan, allocated_bytes)
+    return reserve(plan, allocated_bytes, ratio), context(plan)
+
+
+def replayed_ratio(plan: Plan, allocated_bytes: int) -> float:
+    """Reserved over allocated bytes by the replay of one process; a rank keeps as many bytes beside its tensors."""
+    replayed = replay(plan)
+    if plan.parallel is None:
+        return replayed.ratio
+    return 1 + (replayed.reserved_bytes - replayed.allocated_bytes) / allocated_bytes
 
 
 def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:
@@ -64,12 +74,17 @@ def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:
 
 
 def context(plan: Plan) -> Term:
-    """What the device's context takes, by the GPU's name."""
+    """What the device's context takes: as this machine's calibration measured it, else by the GPU's name."""
+    if known := plan.calibration:
+        how = f"measured here on {known.gpu}, driver {known.driver}, torch {known.torch}, as were the workspaces"
+        return Term("context", known.context_bytes, f"{known.context_bytes / MIB:.0f} MiB", how)
     size, source = next(
         (found for name, found in CONTEXTS.items() if name.lower() in (plan.gpu or "").lower()),
         (DEFAULT_CONTEXT_BYTES, "a pessimistic default, not measured on this GPU"),
     )
-    return Term("context", size, f"{size / MIB:.0f} MiB", source)
+    more = NCCL_BYTES if plan.parallel is not None else 0
+    how = f"{size / MIB:.0f} MiB" + (f" + {more // MIB} MiB of NCCL's" if more else "")
+    return Term("context", size + more, how, source)
 
 
 def assumptions(plan: Plan, context: Term) -> tuple[str, ...]:

@@ -192,7 +192,9 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
     family = config.get("model_type")
     if nested := [key for key, value in config.items() if isinstance(value, dict) and "hidden_size" in value]:
         return [_refusal("a configuration that nests models", source, ", ".join(nested), "one model's own config.json")]
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str):
+        return [_refusal("model_type is no name", source, family, f"such as {', '.join(FAMILIES)}")]
+    if family not in FAMILIES:
         missing = "its layers, norms and attention as equations in training/calculator"
         known = f"one of {', '.join(FAMILIES)}; for {family!r} is missing: {missing}"
         what = f"the formula does not know the architecture {family!r}"

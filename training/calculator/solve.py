@@ -1,26 +1,28 @@
 """The largest micro-batch, sequence length or rank that still fits, by bisection on the estimate itself.
 
-Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So a bisection
-without the replay finds the neighbourhood, and one with it the border there: the answer fits, the next one does not.
+Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So bisections
+with the replay's ratio at the last guess find the neighbourhood, and ones that replay every value the border there: the
+answer fits, the next one does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from training.calculator import runtime
 from training.calculator.advice import with_size
 from training.calculator.devices import Device
-from training.calculator.formula import estimate, instants
+from training.calculator.formula import instants
+from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
-from training.calculator.replay import replay
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
 KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len", "rank": "lora.rank"}
 _MOST = {"batch": 1 << 16, "seq": 1 << 22, "rank": 1 << 14}
-_ROUGH_PASSES = 2
+_GUESSES = 2
 _LEAST = {"batch": 1, "seq": 2, "rank": 1}
 
 
@@ -41,8 +43,9 @@ class Solution:
 
 
 def largest(
-    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool
-) -> Solution:
+    recipe: Recipe, variable: str, device: Device | None, *, max_positions: int | None, on_cpu: bool,
+    parallel: Parallel | None = None,
+) -> Solution:  # fmt: skip
     """Find the largest `batch`, `seq` or `rank` whose estimate is within the device's usable memory."""
     if device is None:
         raise UserError(
@@ -53,27 +56,32 @@ def largest(
         raise UserError("no adapter to solve for", where="--solve rank", found=f"method {recipe.method}",
                         expected="method lora or qlora", next_command="add method=lora")  # fmt: skip
 
-    def sized(value: int) -> Recipe:
-        return with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value})
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name, parallel=parallel)
 
-    def need(value: int) -> int:
-        return estimate(sized(value), on_cpu=on_cpu, gpu=device.name).peak.device_bytes
+    @cache
+    def sized(value: int) -> Plan:
+        return replace(plan, recipe=with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value}))
 
-    most = _most(recipe, variable, max_positions)
-    low = _LEAST[variable]
-    if need(low) > device.usable_bytes:
-        return Solution(variable, None, None, f"{low} does not fit")
-    near, ratio = low, 1.0
-    for _ in range(_ROUGH_PASSES):
-        near = _last_that(
-            lambda value, at=ratio: _roughly(sized(value), device, on_cpu, at) <= device.usable_bytes, low, most
-        )
-        ratio = 1.0 if on_cpu else replay(Plan.of(sized(near), gpu=device.name)).ratio
+    @cache
+    def ratio(value: int) -> float:
+        return 1.0 if on_cpu else runtime.replayed_ratio(sized(value), _allocated_bytes(sized(value)))
+
+    def need(value: int, at: float | None = None) -> int:
+        return _device_bytes(sized(value), ratio(value) if at is None else at)
+
+    low, most = _LEAST[variable], _most(recipe, variable, max_positions)
+    near, at = low, 1.0
+    for _ in range(_GUESSES):
+        near = _last_that(lambda value, at=at: need(value, at) <= device.usable_bytes, low, most)
+        at = ratio(near)
     value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
+    if value is None:
+        return Solution(variable, None, None, f"{low} does not fit")
+    limit = f"{device.name}: {value + 1} does not fit"
     if value == most:
         limit = "the model's positions" if most == max_positions else "the search"
-        return Solution(variable, value, need(value), limit if variable != "rank" else "the width of the model")
-    return Solution(variable, value, need(value), f"{device.name}: {value + 1} does not fit")
+        limit = limit if variable != "rank" else "the width of the model"
+    return Solution(variable, value, need(value), limit)
 
 
 def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
@@ -84,13 +92,16 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
     return _MOST[variable]
 
 
-def _roughly(recipe: Recipe, device: Device, on_cpu: bool, ratio: float) -> int:
-    """Device bytes with the replay's ratio at another value."""
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name)
-    allocated = max(instant.num_bytes for instant in instants(plan))
-    if on_cpu:
+def _device_bytes(plan: Plan, ratio: float) -> int:
+    """What an estimate comes to when the replay reserves `ratio` times what it holds; a CPU has no replay."""
+    allocated = _allocated_bytes(plan)
+    if plan.on_cpu:
         return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
     return allocated + runtime.reserve(plan, allocated, ratio).num_bytes + runtime.context(plan).num_bytes
+
+
+def _allocated_bytes(plan: Plan) -> int:
+    return max(instant.num_bytes for instant in instants(plan))
 
 
 def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -103,17 +114,17 @@ def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int:
-    """A value that fits and whose successor does not, beginning beside `near`; `least` is known to fit."""
-    step = max(1, near // 256)
+def _border(fits: Callable[[int], bool], near: int, least: int, most: int) -> int | None:
+    """A value that fits and whose successor does not, beginning at `near`; None where not even `least` fits."""
+    step, low, high = max(1, near >> 10), near, near
     if fits(near):
-        low, high = near, min(most, near + step)
-        while high < most and fits(high):
-            step *= 2
-            low, high = high, min(most, high + step)
+        while fits(high):
+            if high == most:
+                return most
+            low, high, step = high, min(most, high + step), 2 * step
         return _last_that(fits, low, high)
-    low, high = max(least, near - step), near
-    while low > least and not fits(low):
-        step *= 2
-        low, high = max(least, low - step), low
+    while not fits(low):
+        if low == least:
+            return None
+        low, high, step = max(least, low - step), low, 2 * step
     return _last_that(fits, low, high)

@@ -36,13 +36,16 @@ def workspaces(plan: Plan) -> Term:
 
 
 def workspace_bytes(plan: Plan) -> int:
-    """One thread's workspace on the plan's GPU."""
+    """One thread's workspace on the plan's GPU, as it was measured there, else as PyTorch's source has it."""
+    if plan.calibration:
+        return plan.calibration.workspace_bytes
     return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
 
 
 def rounding(plan: Plan) -> Term:
     """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
-    size = 0 if plan.on_cpu else loading.resident_bytes(plan) - sum(weight_sizes(plan))
+    held = loading.loaded(plan)
+    size = 0 if plan.on_cpu else held.allocated_bytes - held.asked_bytes
     source = "CUDACachingAllocator.cpp: round_size, should_split"
     return Term("rounding", max(0, size), "the weights' requests replayed", source)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.calculator.fit import Fit, Trace, fit
+from training.calculator.parallel import Parallel
 from training.core.errors import UserError
 from training.recipe.load import load
 
@@ -46,7 +47,7 @@ def axes(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def run(
     path: Path, overrides: Sequence[str], texts: Sequence[str], *, gpu: str | None = None, vram: str | None = None,
-    trace: Trace | None = None,
+    trace: Trace | None = None, parallel: Parallel | None = None,
 ) -> list[Cell]:  # fmt: skip
     """Estimate every combination; the last axis changes fastest. A model that the formula does not know is traced."""
     grid = axes(texts)
@@ -59,7 +60,8 @@ def run(
     for combination in combinations:
         values = tuple(zip((key for key, _ in grid), combination, strict=True))
         resolved = load(path, [*overrides, *(f"{key}={value}" for key, value in values)])
-        cells.append(Cell(values, fit(resolved, gpu=gpu, vram=vram, with_levers=False, trace=trace)))
+        answer = fit(resolved, gpu=gpu, vram=vram, with_levers=False, trace=trace, parallel=parallel)
+        cells.append(Cell(values, answer))
     return cells
 
 

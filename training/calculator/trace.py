@@ -27,6 +27,7 @@ from training.calculator.plan import Plan
 from training.calculator.probe import MakeProbe, StepProbe
 from training.calculator.shapes import config_of
 from training.calculator.standing import workspace_bytes
+from training.calculator.timeline import Timeline
 from training.core.errors import Problems, TrainyardError, UserError
 
 _STEPS = 2
@@ -52,6 +53,7 @@ class Traced:
     reserved_bytes: int
     parameters: int
     trainable: int
+    timeline: Timeline  # of the second step
 
     def to_json(self) -> dict:
         return {
@@ -222,4 +224,5 @@ class _Steps:
             reserved_bytes=max(log.reserved_bytes),
             parameters=adapters + sum(size for size, _ in base) if base else sum(one.numel() for one in parameters),
             trainable=trainable,
+            timeline=log.timeline("forward", "evaluation"),
         )

@@ -24,6 +24,8 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from training.calculator.timeline import Timeline
+
 _SCALARS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 ACTIVATIONS = "activations"
 
@@ -95,6 +97,13 @@ class Log:
     def mark(self, name: str) -> None:
         """Note that a phase begins here."""
         self.marks.append((len(self.changes), name))
+
+    def timeline(self, first: str, after: str) -> Timeline:
+        """The counts from where the phase `first` begins the first time to where `after` does."""
+        starts = {name: start for start, name in reversed(self.marks)}
+        span = slice(starts[first], starts[after])
+        kept = tuple((start - span.start, name) for start, name in self.marks if span.start <= start < span.stop)
+        return Timeline(tuple(self.allocated_bytes[span]), tuple(self.reserved_bytes[span]), kept)
 
     def peak_at(self) -> int:
         """The change at which most is allocated."""

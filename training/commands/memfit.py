@@ -25,46 +25,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="FILE", help="write the rows of --sweep there")
     parser.add_argument(
+        "--plot", metavar="FILE", help="draw the step over time, or with --sweep the heat-map, as PNG or SVG"
+    )
+    parser.add_argument(
         "--trace",
         action="store_true",
         help="also run the step's own code under fake tensors (takes seconds, or half a minute)",
     )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="estimate one of N ranks")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), help="how the ranks share the model")
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="NAME", help='hold against a GPU by name, such as "RTX 3080 10GB"')
     device.add_argument("--vram", metavar="SIZE", help="hold against a GPU of this size, such as 10GiB")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import fit
+    from training.calculator import fit, nvml
+    from training.data.longest import of_recipe
     from training.recipe.load import load
 
+    ranks = _ranks(args)
+    if args.plot:
+        from training.calculator import picture
+
+        picture.require_kind(Path(args.plot))
     if args.sweep:
-        return _sweep(args, report)
+        return _sweep(args, report, ranks)
     resolved = load(Path(args.config), args.overrides)
-    longest = _longest(resolved.recipe)
+    longest = of_recipe(resolved.recipe)
     result = fit.fit(
-        resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, trace=_trace, asks_trace=args.trace
-    )
+        resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, trace=_trace, asks_trace=args.trace,
+        parallel=ranks, with_record=True,
+    )  # fmt: skip
     _print_table(result)
     _fill(report, result)
+    if not (args.gpu or args.vram or (result.device and result.device.kind == "cuda")):
+        report.add("gpu", f"{nvml.ask().problem}; name one with --gpu or --vram")
+    if args.plot:
+        _draw(resolved.recipe, result, longest, Path(args.plot), report)
     if result.fits is False:
         report.fail("DOES NOT FIT", DOES_NOT_FIT_EXIT_CODE)
     return result.to_json()
 
 
-def _longest(recipe):
-    """The longest record of the recipe's data set; None where rows are packed or nothing is prepared yet."""
-    from training.calculator import lengths
-    from training.core.errors import TrainyardError
-    from training.data import dataset
+def _ranks(args: argparse.Namespace):
+    """One rank's parallelism, or None. The trace and a step's picture follow one process alone."""
+    from training.calculator import parallel
+    from training.core.errors import UserError
 
-    if recipe.data.packing or recipe.data.dataset is None:
-        return None
-    try:
-        return lengths.of_stats(dataset.load(dataset.resolve(recipe.data.dataset)).stats)
-    except TrainyardError as error:
-        say(f"data.seq_len counts as the length, since the data is not there: {error.what}")
-        return None
+    found = parallel.of_arguments(args.parallel, args.ranks)
+    if found is not None and (args.trace or (args.plot and not args.sweep)):
+        option = "--trace" if args.trace else "--plot"
+        raise UserError("that follows one process alone", where=option, found=f"--ranks {args.ranks}",
+                        expected="--ranks 1", next_command=f"leave {option} or --ranks out")  # fmt: skip
+    return found
 
 
 def _trace(plan):
@@ -76,11 +90,28 @@ def _trace(plan):
     return trace(plan, TrainerProbe)
 
 
-def _sweep(args: argparse.Namespace, report: Report) -> dict:
+def _draw(recipe, result, longest, path: Path, report: Report) -> None:
+    """The step that was traced, or where none was the replay of the one that was estimated."""
+    from training.calculator import lengths, picture, replay
+    from training.calculator.plan import Plan
+
+    device = result.device
+    on_gpu = device is not None and device.kind == "cuda"
+    usable_bytes = device.usable_bytes - result.estimate.overhead[1].num_bytes if on_gpu else None
+    shortened = lengths.shortened(recipe, longest)
+    timeline = result.timeline or replay.timeline(Plan.of(shortened, gpu=device.name if device else None))
+    title = f"{result.recipe_name}: a later step, {'traced' if result.timeline else 'replayed'}"
+    picture.draw_step(timeline, path, title=title, usable_bytes=usable_bytes)
+    report.add("picture", f"{path}: {picture.caption(timeline)}")
+
+
+def _sweep(args: argparse.Namespace, report: Report, ranks) -> dict:
     from training.calculator import sweep
 
     texts = [text for group in args.sweep for text in group]
-    cells = sweep.run(Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, trace=_trace)
+    cells = sweep.run(
+        Path(args.config), args.overrides, texts, gpu=args.gpu, vram=args.vram, trace=_trace, parallel=ranks
+    )
     width = max(len(cell.to_json()["overrides"]) for cell in cells)
     for cell in cells:
         row = cell.to_json()
@@ -90,6 +121,11 @@ def _sweep(args: argparse.Namespace, report: Report) -> dict:
     if args.csv:
         files.write_text(Path(args.csv), sweep.to_csv(cells))
         report.add("written", args.csv)
+    if args.plot:
+        from training.calculator import picture
+
+        picture.draw_sweep(cells, Path(args.plot))
+        report.add("picture", args.plot)
     fitting = sum(cell.fit.fits is not False for cell in cells)
     report.add("rows", f"{len(cells)}, of which {fitting} fit" if cells[0].fit.device else len(cells))
     if fitting == 0:
@@ -146,7 +182,7 @@ def _add_second_opinion(report: Report, result) -> None:
 
 
 def _fill(report: Report, result) -> None:
-    from training.calculator import advice
+    from training.calculator import advice, history
 
     estimate, peak = result.estimate, result.estimate.peak
     adapters = "" if estimate.trainable == estimate.parameters else f", {format_count(estimate.trainable)} trained"
@@ -155,6 +191,8 @@ def _fill(report: Report, result) -> None:
     report.add(
         "estimate", f"{format_bytes(peak.device_bytes)} ({tensors} of tensors, {kept} with the allocator's slack)"
     )
+    if result.parallel:
+        report.add("ranks", f"{result.parallel.ranks} under {result.parallel.kind}: the estimate is one rank's")
     if result.other is not None:
         _add_second_opinion(report, result)
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
@@ -164,11 +202,12 @@ def _fill(report: Report, result) -> None:
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
         total = format_bytes(result.device.total_bytes)
-        report.add("device", f"{result.device.name}: {usable} usable of {total} ({used} in use, a margin kept)")
-        for user in result.device.users:
-            report.add("in use by", user)
-    else:
-        report.add("device", "none known: name one with --gpu or --vram")
+        name = f"{result.device.name} ({result.device.place})" if result.device.place else result.device.name
+        report.add("device", f"{name}: {usable} usable of {total} ({used} in use, a margin kept)")
+        if result.device.users:
+            report.add("in use by", "\n".join(result.device.users))
+    if result.record:
+        report.add("on this machine", history.in_words(result.record))
     report.add("fits", {"fits": "yes", "tight": "yes, within the margin", "no": "no", None: "unknown"}[result.verdict])
     if result.solution:
         value = result.solution.value
