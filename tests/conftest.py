@@ -1,13 +1,21 @@
-"""Every test has a data root and a cache of its own, and no report of a test reaches the real logs."""
+"""Every test has a data root and a cache of its own, and no report of a test reaches the real logs.
+
+Tests marked `docker` use a real engine, images and a Compose project of their own; where there is no engine they are
+skipped by name, and with REQUIRE_DOCKER=1 that is a failure.
+"""
 
 import os
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from training.containers import engine, image, wheelhouse
 from training.core import paths
 
 REAL_CACHE = paths.roots().cache
+TEST_BASE = "debian:bookworm-slim"
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +24,7 @@ def own_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "data"
     monkeypatch.setenv("DATA_ROOT", str(data))
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RUNTIME", "local")
     for name in ("MAKELEVEL", "MAKEFLAGS"):
         monkeypatch.delenv(name, raising=False)
     return data
@@ -32,3 +41,61 @@ def own_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRAINYARD_TAG", f"test-{image.checkout()}")
+    os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") is None:
+        return
+    missing = _missing()
+    if missing and os.environ.get("REQUIRE_DOCKER") == "1":
+        pytest.fail(f"REQUIRE_DOCKER=1, and there is none: {missing}", pytrace=False)
+    if missing:
+        pytest.skip(f"{item.name}: {missing}")
+
+
+@cache
+def _missing() -> str | None:
+    """What the machine lacks for a test with an engine, in a line; None where nothing."""
+    problems = engine.problems(gpu=False)
+    if not problems and engine.inspect(TEST_BASE) is None:
+        return f"the base {TEST_BASE} is not on this machine"
+    return "; ".join(problem.what for problem in problems) or None
+
+
+def real_wheels() -> Path:
+    """The machine's own folder of wheels, so that no test fetches them again."""
+    lock = wheelhouse.lock_path("cpu")
+    return REAL_CACHE / "wheels" / wheelhouse.default_folder(lock).name
+
+
+def _built(name: str) -> dict:
+    return image.build(name, image.Plan(wheelhouse.lock_path("cpu"), wheels=real_wheels(), base=TEST_BASE))
+
+
+def remove_images(tag: str) -> None:
+    """Take a tag's images away again; the builder keeps what it needs to be quick the next time."""
+    for name in ("system", "compiler", *image.NAMES):
+        engine.succeeds(["image", "rm", "--force", f"trainyard-{name}:{tag}"])
+
+
+@pytest.fixture
+def own_tag(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A tag for images of the test's own, which go with it."""
+    tag = f"test-{os.getpid()}"
+    monkeypatch.setenv("TRAINYARD_TAG", tag)
+    yield tag
+    remove_images(tag)
+
+
+@pytest.fixture(scope="session")
+def llama_image() -> dict:
+    """The server image without a GPU, built for this session: its record."""
+    return _built("llama-cpu")
+
+
+@pytest.fixture(scope="session")
+def train_image() -> dict:
+    """The train image, built for this session: its record."""
+    return _built("train")
