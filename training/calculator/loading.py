@@ -86,7 +86,7 @@ class _Base:
 
 @lru_cache(maxsize=16)
 def _loaded_base(base: _Base) -> CachingAllocator:
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(expands=base.memory.expandable_segments)
     _load_base(allocator, base.plan)
     return allocator
 

@@ -50,7 +50,7 @@ def replay(plan: Plan) -> Replayed:
 
 def timeline(plan: Plan) -> Timeline:
     """The last of the replayed steps, event by event: the one with the optimizer's states."""
-    recorder = Recorder()
+    recorder = Recorder(expands=plan.recipe.memory.expandable_segments)
     loading.load(recorder, plan)
     step = Step(plan, recorder, recorder.mark)
     for _ in range(_STEPS):

@@ -84,7 +84,8 @@ def trace(plan: Plan, make: MakeProbe | None = None) -> Traced:
     Raises UserError or Problems where the step cannot be traced, with what stands in the way.
     """
     _require_traceable(plan, make)
-    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator())
+    expands = plan.recipe.memory.expandable_segments
+    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator(expands=expands))
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
         if not plan.on_cpu:
