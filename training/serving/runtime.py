@@ -1,20 +1,44 @@
-"""What a runtime must be able to do to hold a service; `local` does it with a process, another may with a container.
+"""What a runtime must be able to do to hold a service, and which runtime a service has.
 
-A record is the JSON object that says what is to be served and what came of it: see `training.serving.service`. Its
-`token` marks everything that one start has made, so that a start which was killed before it could write down what it
-made is found again. No method looks at the disk or keeps state that a later process would need.
+A record is the JSON object that says what is to be served and what came of it (`new_record` makes one). Every runtime's
+has `runtime, service, port, model, served_as, sha256, file, memory_bytes, arguments, log, since`: `model` is the host's
+file, `served_as` the name by which the server must call it; `sha256` and `file` are None where nobody hashed the file
+when it was put in service. What else stands in it is the runtime's own.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from training.core import paths
+from training.core.errors import TrainyardError, UserError
+
+if TYPE_CHECKING:
+    from training.serving.model import ModelFile
 
 OnWait = Callable[[float, str], object]
+LOCAL_SERVICE = "llama-local"
+CONTAINER_SERVICES = ("llama-gpu", "llama-cpu")
 
 
 class Runtime(Protocol):
-    """Starts, finds and stops what a record describes."""
+    """Starts, finds and stops what a service's records describe."""
 
     name: str
+    key: str
+    """What tells this service from every other one that shares the data root: the stem of its files."""
+
+    def hold(self, descriptor: int) -> None:
+        """Take note of the lock that is held: what is started to change the service must hold it too."""
+
+    def record(self) -> dict | None:
+        """What is in service, or was when it was stopped; None where nothing is. Raises where that is damaged."""
+
+    def new_record(self, model: "ModelFile", *, port: int | None, ctx_size: int | None) -> dict:
+        """The record of a start that is still to come, every setting given. Raises UserError."""
+
+    def again(self, record: dict) -> dict:
+        """The record of a second start of what `record` says."""
 
     def start(self, record: dict) -> dict:
         """Start what the record says, without waiting for health; return it with what identifies the result."""
@@ -28,11 +52,80 @@ class Runtime(Protocol):
     def stop(self, record: dict) -> None:
         """Stop everything that this record's start has made and wait until it is gone. Nothing happens otherwise."""
 
+    def remove(self) -> None:
+        """End whatever serves under this name, written down or not, and leave nothing in service."""
+
+    def leave(self, record: dict | None) -> None:
+        """Leave the service as the record says: what runs is written down, what does not is left stopped."""
+
     def require_startable(self, record: dict) -> None:
         """Raise MachineError where the machine stands in the way of starting this record (a port in use)."""
 
-    def describe(self, record: dict) -> str:
-        """Name it for people."""
+    def require_restorable(self, record: dict) -> None:
+        """Raise where what is in service now could not be started again just as it is."""
+
+    def by_hand(self, record: dict) -> str:
+        """The commands that put this record in service without any journal."""
 
     def url(self, record: dict) -> str:
         """Where it answers."""
+
+
+def choose(name: str | None) -> tuple[str, Runtime]:
+    """The service and its runtime: a service of compose.yaml is docker's, any other local.
+
+    Without a name the setting RUNTIME decides: `local`, `docker`, or `auto` (docker where an engine answers and the
+    server's image is built). Raises UserError on a contradiction, MachineError where docker is asked for and not there.
+    """
+    asked = paths.setting("RUNTIME", "auto")
+    if asked not in ("auto", "local", "docker"):
+        raise UserError("no such runtime", where="RUNTIME", found=asked, expected="auto, local or docker")
+    if name is None:
+        name = LOCAL_SERVICE if asked == "local" else _container_service(required=asked == "docker")
+    if asked != "auto" and (asked == "docker") != (name in CONTAINER_SERVICES):
+        raise UserError(
+            f"the service {name} is not of the runtime {asked}",
+            where=f"RUNTIME={asked}",
+            found=name,
+            expected=" or ".join(CONTAINER_SERVICES) if asked == "docker" else "another name than compose.yaml has",
+            next_command=f"run it with RUNTIME={'local' if asked == 'docker' else 'docker'}, or with another SERVICE",
+        )
+    folder = paths.roots().serving
+    return name, _docker(name, folder) if name in CONTAINER_SERVICES else _local(name, folder)
+
+
+def _container_service(*, required: bool) -> str:
+    from training.containers import engine
+    from training.serving import compose
+
+    try:
+        engine.require_engine()
+        service = "llama-gpu" if compose.image_of("llama-gpu") and not _gpu_problem() else "llama-cpu"
+        if required or compose.image_of(service):
+            return service
+    except TrainyardError:
+        if required:
+            raise
+    return LOCAL_SERVICE
+
+
+def _gpu_problem() -> TrainyardError | None:
+    from training.containers import engine
+
+    try:
+        engine.require_gpu()
+        return None
+    except TrainyardError as error:
+        return error
+
+
+def _local(name: str, folder: Path) -> Runtime:
+    from training.serving.local import LocalRuntime
+
+    return LocalRuntime(name, folder)
+
+
+def _docker(name: str, folder: Path) -> Runtime:
+    from training.serving.docker import DockerRuntime
+
+    return DockerRuntime(name, folder)
