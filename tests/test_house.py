@@ -11,7 +11,7 @@ from training.cli import COMMANDS
 from training.core.paths import REPOSITORY
 
 ROOMS = (
-    "cli", "commands", "rounds", "serving", "export", "evaluation", "engine", "objectives", "data", "tokenizer",
+    "cli", "commands", "rounds", "serving", "containers", "export", "evaluation", "engine", "objectives", "data", "tokenizer",
     "llamacpp", "calculator", "runs", "recipe", "core",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "xllamacpp", "requests", "docker", "gguf")

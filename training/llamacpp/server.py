@@ -27,6 +27,7 @@ from training.llamacpp.client import Client
 
 HOST = "127.0.0.1"
 SEED = 1
+BATCH_SIZE, UBATCH_SIZE = 2048, 512  # llama.cpp's defaults at the pin, said so that a later default changes nothing
 SERVER_MODULE = "training.llamacpp.server_main"
 _LAST_LINES = 12
 _POLL_SECONDS = 0.05
@@ -131,8 +132,9 @@ class ServerProcess:
         port = free_port() if port is None else port
         require_free_port(port)
         arguments = {
-            "model": model, "port": port, "ctx-size": ctx_size, "slots": slots, "seed": SEED,
-            "threads": threads or len(os.sched_getaffinity(0)), "token": token or secrets.token_hex(8),
+            "model": model, "port": port, "ctx-size": ctx_size * slots, "parallel": slots, "seed": SEED,
+            "batch-size": BATCH_SIZE, "ubatch-size": UBATCH_SIZE, "threads": threads or len(os.sched_getaffinity(0)),
+            "token": token or secrets.token_hex(8),
         }  # fmt: skip
         if not detached:
             arguments["parent"] = os.getpid()

@@ -1,9 +1,12 @@
-"""The child process of a local server: llama.cpp's own HTTP server, as the package `xllamacpp` brings it.
+"""llama.cpp's own HTTP server as the package `xllamacpp` brings it, under the flags of `llama-server`.
 
-Started by `training.llamacpp.server` and by nothing else. Every setting that llama.cpp would choose by itself (context,
-slots, threads, fitting to free memory) is given, so that two measurements are one experiment. It listens on loopback.
-Exit status: 0 after SIGTERM or SIGINT, 1 when the model could not be served, with the reason in the last line.
-Source of the settings: llama.cpp `common/common.h`, struct `common_params`.
+It is the child process of a local server (`training.llamacpp.server`) and `/app/llama-server` of the server image without
+a GPU; it runs as a plain script too. Every setting that llama.cpp would choose by itself (context, slots, threads,
+batches, fitting to free memory) is given, so that two measurements are one experiment; a flag that it does not know is
+refused. Like llama-server it reads `LLAMA_ARG_*`, and a flag wins; unlike it, it never runs without a model.
+Exit status: 0 after SIGTERM or SIGINT, 1 when the model could not be served, with the reason in the last line, 2 for
+wrong arguments.
+Source: llama.cpp `common/arg.cpp` (flags and variables), `common/common.h`, struct `common_params` (settings).
 """
 
 import argparse
@@ -17,16 +20,31 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training.llamacpp.server_main")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--ctx-size", type=int, required=True)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
+    parser = argparse.ArgumentParser(prog="llama-server", allow_abbrev=False)
+
+    def add(flag: str, variable: str, default: str | None = None, **options: object) -> None:
+        value = os.environ.get(f"LLAMA_ARG_{variable}") or default
+        parser.add_argument(flag, default=value, required=value is None, **options)
+
+    add("--model", "MODEL")
+    add("--host", "HOST", "127.0.0.1")
+    add("--port", "PORT", type=int)
+    add("--ctx-size", "CTX_SIZE", type=int, help="tokens of context of all slots together")
+    add("--parallel", "N_PARALLEL", type=int)
+    add("--threads", "THREADS", type=int)
+    add("--batch-size", "BATCH", type=int)
+    add("--ubatch-size", "UBATCH", type=int)
+    add("--n-gpu-layers", "N_GPU_LAYERS", "0", type=int)
+    add("--fit", "FIT", "off", choices=["off"])
+    add("--cors-origins", "CORS_ORIGINS", "localhost")
+    parser.add_argument("--no-ui", action="store_true", help="there is none here")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--token", required=True, help="marks this very start in the list of processes")
+    parser.add_argument("--token", help="marks this very start in the list of processes")
     parser.add_argument("--parent", type=int, help="die with this process; without it the server outlives its starter")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.model:
+        parser.error("no model is named")
+    return args
 
 
 def _die_with(parent: int) -> None:
@@ -42,18 +60,21 @@ def _parameters(args: argparse.Namespace) -> object:
 
     params = xllamacpp.CommonParams()
     params.model.path = args.model
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [args.host]
     params.port = args.port
     params.reuse_port = False
-    params.n_ctx = args.ctx_size * args.slots
-    params.n_parallel = args.slots
+    params.n_ctx = args.ctx_size
+    params.n_parallel = args.parallel
+    params.n_batch = args.batch_size
+    params.n_ubatch = args.ubatch_size
+    params.n_gpu_layers = args.n_gpu_layers
     params.kv_unified = False
     params.cpuparams.n_threads = args.threads
     params.cpuparams_batch.n_threads = args.threads
     params.sampling.seed = args.seed
     params.fit_params = False
     params.ui = False
-    params.cors_origins = "localhost"
+    params.cors_origins = args.cors_origins
     params.cors_credentials = False
     return params
 
