@@ -39,7 +39,7 @@ def read(path: Path) -> Header:
     try:
         with open(path, "rb") as file:
             return _Reader(file, path.stat().st_size).header()
-    except (ValueError, KeyError, UnicodeDecodeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise IntegrityError(
             "not a whole GGUF file", where=path, found=str(error).strip("'"), expected="a GGUF file, all of it",
             next_command="make export-gguf CHECKPOINT=latest ARGS=--force",

@@ -21,7 +21,7 @@ TOLERANCE_NATS = 0.1
 _ASKED_TOP = 40
 
 
-def require_same_model(client_says: dict, manifest: dict, path: Path) -> None:
+def require_same_model(client_says: dict, manifest: dict, path: Path, next_command: str) -> None:
     """Hold what the server says that it has loaded against the manifest. Raises IntegrityError."""
     for part in ("parameters", "vocab_size"):
         if client_says[part] != manifest[part]:
@@ -30,11 +30,11 @@ def require_same_model(client_says: dict, manifest: dict, path: Path) -> None:
                 where=path,
                 found=client_says[part],
                 expected=manifest[part],
-                next_command="make verify MODEL=... names the first broken link",
+                next_command=next_command,
             )
 
 
-def compare_fingerprint(client: Client, fingerprint: dict) -> dict:
+def compare_fingerprint(client: Client, fingerprint: dict, next_command: str | None = None) -> dict:
     """Hold the server's log-probabilities against the manifest's: `{"max_nats", "tolerance_nats", "top1_agree", ...}`.
 
     Raises IntegrityError where they differ by more than the tolerance.
@@ -54,7 +54,7 @@ def compare_fingerprint(client: Client, fingerprint: dict) -> dict:
                 f"the served model is not the exported one: prompt {number + 1} of its fingerprint differs",
                 found=_shown(answer[: len(expected)]),
                 expected=f"{_shown(expected)}, within {TOLERANCE_NATS} nats",
-                next_command="make verify MODEL=... names the first broken link",
+                next_command=next_command,
             )
     num_prompts = len(fingerprint["prompts"])
     return {
@@ -96,5 +96,5 @@ def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "
         f"the server reads the prompt {name!r} otherwise than training did, from position {position} on",
         found=f"ids {served[position : position + 6]} of {len(served)}",
         expected=f"ids {trained[position : position + 6]} of {len(trained)}, by {tokenizer.name}",
-        next_command="make export-gguf again; its own check names the cause",
+        next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
     )

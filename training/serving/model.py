@@ -80,12 +80,13 @@ def _manifest(path: Path, required: bool) -> dict | None:
     if not place.is_file() and not required:
         return None
     if not place.is_file():
+        unproved = make_command("serve-start", MODEL=paths.container_path(path))
         raise IntegrityError(
             "the model has no manifest, so nothing says what it should be",
             where=path,
             found=f"no {place.name} beside it",
             expected="the manifest that export writes with every file",
-            next_command=f"{_EXPORT_AGAIN}; or serve it unproved: {make_command('serve-start', MODEL=paths.container_path(path))}",
+            next_command=f"{_EXPORT_AGAIN}; or serve it unproved: {unproved}",
         )
     from training.export import manifest
 

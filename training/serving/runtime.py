@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from training.containers import compose, engine, image
 from training.core import paths
-from training.core.errors import TrainyardError, UserError
+from training.core.errors import UserError
 
 if TYPE_CHECKING:
     from training.serving.model import ModelFile
 
 OnWait = Callable[[float, str], object]
 LOCAL_SERVICE = "llama-local"
-CONTAINER_SERVICES = ("llama-gpu", "llama-cpu")
+CONTAINER_SERVICES = tuple(compose.SERVERS)
 
 
 class Runtime(Protocol):
@@ -95,28 +96,14 @@ def choose(name: str | None) -> tuple[str, Runtime]:
 
 
 def _container_service(*, required: bool) -> str:
-    from training.containers import engine
-    from training.serving import compose
-
-    try:
+    """The service of compose.yaml that this machine can run; the local one where there is none and none is required."""
+    if required:
         engine.require_engine()
-        service = "llama-gpu" if compose.image_of("llama-gpu") and not _gpu_problem() else "llama-cpu"
-        if required or compose.image_of(service):
-            return service
-    except TrainyardError:
-        if required:
-            raise
-    return LOCAL_SERVICE
-
-
-def _gpu_problem() -> TrainyardError | None:
-    from training.containers import engine
-
-    try:
-        engine.require_gpu()
-        return None
-    except TrainyardError as error:
-        return error
+    elif engine.problems(gpu=False):
+        return LOCAL_SERVICE
+    built = [name for name in CONTAINER_SERVICES if engine.inspect(image.reference(compose.image_of(name)))]
+    usable = [name for name in built if name != "llama-gpu" or not engine.problems(gpu=True)]
+    return next(iter(usable), CONTAINER_SERVICES[-1] if required else LOCAL_SERVICE)
 
 
 def _local(name: str, folder: Path) -> Runtime:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.containers import compose
 from training.core import files, locks, paths
 from training.core.errors import IntegrityError, TrainyardError, UserError
 from training.core.log import say
@@ -85,6 +86,17 @@ def open_service(name: str | None = None) -> Service:
     chosen, runtime = choose(name)
     say(f"runtime {runtime.name}, service {chosen}")
     return Service(chosen, runtime, paths.roots().serving)
+
+
+def unfinished() -> list[str]:
+    """The names of the services that have an unfinished swap. Other checkouts' containers are not among them."""
+    names = []
+    for path in sorted(paths.roots().serving.glob("*.journal.json")):
+        stem = path.name.removesuffix(".journal.json")
+        project, _, service = stem.rpartition(".")
+        if project in ("", compose.project()):
+            names.append(service)
+    return names
 
 
 def require_same_file(record: dict) -> None:
