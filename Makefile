@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, so that no name of a file is ever read as a command.
-export CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE
+export CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 
 # A target that needs a variable says so by itself: $(call need,CONFIG,the example)
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
@@ -34,7 +34,7 @@ venv:
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
 test: setup ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
-	@$(TRAINYARD) export-build
+	@RUNTIME=local $(TRAINYARD) export-build
 	@.venv/bin/python -m pytest $(ARGS)
 
 lint: setup ## Check the style
@@ -42,6 +42,14 @@ lint: setup ## Check the style
 
 doctor: setup ## Tell what this machine has
 	@$(TRAINYARD) doctor $(ARGS)
+
+##@ Contain
+.PHONY: wheelhouse images
+wheelhouse: setup ## Fetch the lock file's wheels, verified, for builds without a network (WHEELHOUSE=DIR)
+	@$(TRAINYARD) wheelhouse $(ARGS)
+
+images: setup ## Build and try the images (ARGS="--only llama --backend cpu --base debian:bookworm-slim")
+	@$(TRAINYARD) images $(ARGS)
 
 ##@ All of it
 .PHONY: demo
@@ -95,7 +103,7 @@ evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step fol
 
 ##@ Ship
 .PHONY: export-build export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
-export-build: setup ## Fetch the pinned llama.cpp, verified by its hash, into the cache
+export-build: setup ## Fetch the pinned llama.cpp, verified by its hash; build the export image where an engine is
 	@$(TRAINYARD) export-build $(ARGS)
 
 export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")

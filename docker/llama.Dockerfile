@@ -9,7 +9,7 @@ RUN --mount=type=bind,source=wheels,target=/wheels \
     python3.11 -m venv --without-pip /opt/venv \
     && python3.11 -m pip --python /opt/venv/bin/python install -q --no-cache-dir --no-compile --no-index \
        --find-links /wheels --no-deps --require-hashes -r /tmp/packages.lock \
-    && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
+    && PYTHONHASHSEED=0 /opt/venv/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib
 
 FROM ${BASE} AS cpu
 COPY --from=packages /opt/venv /opt/venv

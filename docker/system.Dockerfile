@@ -1,7 +1,7 @@
-# What comes from the distribution, where the base lacks it: Python and the OpenMP library; and a compiler in a target of
-# its own. The only builds that may need a network; what the images add on top of them is built without one.
+# What comes from the distribution, where the base lacks it: Python and the OpenMP library. It may need a network; what
+# the images add on top of it is built without one.
 ARG BASE
-FROM ${BASE} AS system
+FROM ${BASE}
 # A certificate bundle is lent to the package manager, and is not part of the layer.
 RUN --mount=type=secret,id=extra_ca \
     command -v python3.11 >/dev/null || missing="python3.11 python3-pip"; \
@@ -14,9 +14,3 @@ RUN --mount=type=secret,id=extra_ca \
     mkdir -p /usr/share/trainyard \
     && dpkg-query -W -f '${Package} ${Version}\n' > /usr/share/trainyard/distribution-packages.txt \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /root/.cache
-
-FROM system AS compiler
-RUN --mount=type=secret,id=extra_ca \
-    [ ! -s /run/secrets/extra_ca ] || ca="-oAcquire::https::CaInfo=/run/secrets/extra_ca"; \
-    apt-get $ca update -qq \
-    && DEBIAN_FRONTEND=noninteractive apt-get $ca install -y -qq --no-install-recommends g++ cmake ninja-build >/dev/null

@@ -16,6 +16,7 @@ def own_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "data"
     monkeypatch.setenv("DATA_ROOT", str(data))
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RUNTIME", "local")
     for name in ("MAKELEVEL", "MAKEFLAGS"):
         monkeypatch.delenv(name, raising=False)
     return data

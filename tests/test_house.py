@@ -11,8 +11,8 @@ from training.cli import COMMANDS
 from training.core.paths import REPOSITORY
 
 ROOMS = (
-    "cli", "commands", "rounds", "serving", "containers", "export", "evaluation", "engine", "objectives", "data", "tokenizer",
-    "llamacpp", "calculator", "runs", "recipe", "core",
+    "cli", "commands", "rounds", "serving", "containers", "export", "evaluation", "engine", "objectives", "data",
+    "tokenizer", "llamacpp", "calculator", "runs", "recipe", "core",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "xllamacpp", "requests", "docker", "gguf")
 PACKAGE = REPOSITORY / "training"

@@ -1,7 +1,8 @@
 """The command table: parse, dispatch, and turn every outcome into a report block, a JSON document and an exit code.
 
 A command is a module of `training.commands` with `SUMMARY`, `EXAMPLE`, `add_arguments(parser)` and
-`run(args, report) -> dict` (the `--json` document). It is imported only when it is called.
+`run(args, report) -> dict` (the `--json` document). It is imported only when it is called. One with `CONTAINER`, a
+service of compose.yaml, may run there (`training.containers.runtime`).
 """
 
 import argparse
@@ -30,12 +31,11 @@ COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
     "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "bench", "check"),
     "Train": ("train", "resume", "evaluate"),
+    "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
     "All of it": ("demo",),
 }
-
-
 # OpenMP threads spin while they wait for each other; beside another busy process two spinning threads on two cores ran
 # the demo's steps at 980 tokens a second, with this limit at 1,700, and alone at 3,700 against 3,900.
 _SPINS = "3000"
@@ -92,6 +92,8 @@ def _dispatch(argv: list[str]) -> int:
     try:
         _require_command(argv[0])
         args = _parser(argv[0]).parse_args(argv[1:])
+        if (code := _contained(argv)) is not None:
+            return code
         document = _module(argv[0]).run(args, report)
     except KeyboardInterrupt as interrupt:
         document = _interrupted(report, interrupt)
@@ -102,6 +104,16 @@ def _dispatch(argv: list[str]) -> int:
         whole = {"schema": 1, **document, "report": report.to_json()}
         _print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
     return report.exit_code
+
+
+def _contained(argv: list[str]) -> int | None:
+    """The exit code of a command that ran in a container, report block and all; None where it is to run here."""
+    service = getattr(_module(argv[0]), "CONTAINER", None)
+    if service is None:
+        return None
+    from training.containers import runtime
+
+    return runtime.run(service, argv)
 
 
 def _require_command(name: str) -> None:

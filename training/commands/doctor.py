@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import devices
+    from training.containers import engine
 
     memory = devices.this_machine()
     document = {
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         "driver": devices.driver(),
         "docker": _ask("docker", "version", "--format", "{{.Server.Version}}"),
         "compose": _ask("docker", "compose", "version", "--short"),
+        "missing_for_containers": [error.to_json() for error in engine.problems(gpu=bool(devices.gpus()))],
+        "images": _images(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": version.packages(),
@@ -58,13 +61,7 @@ def _fill(report: Report, document: dict) -> None:
         )
     if not document["gpus"]:
         report.add("gpu", "none found (no NVIDIA driver answers): training runs on the CPU in fp32")
-    engine, compose = document["docker"], document["compose"]
-    report.add(
-        "docker",
-        f"engine {engine or 'does not answer'}, compose {compose or 'absent'}: "
-        + ("docker" if engine and compose else "local")
-        + " runtime",
-    )
+    _fill_containers(report, document)
     report.add("python", f"{document['python']}, {document['platform']}")
     missing = [name for name, found in document["packages"].items() if found is None]
     report.add("packages", ", ".join(f"{name} {found}" for name, found in document["packages"].items() if found))
@@ -72,6 +69,33 @@ def _fill(report: Report, document: dict) -> None:
         report.add("missing", f"{', '.join(missing)}; next: make setup")
     report.add("llama.cpp", document["llama_cpp"])
     say("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()))
+
+
+def _fill_containers(report: Report, document: dict) -> None:
+    missing = document["missing_for_containers"]
+    rows = [
+        f"engine {document['docker']}, Compose {document['compose']}"
+        if document["docker"]
+        else "no engine: local runtime"
+    ]
+    rows += [f"{error['what']}; next: {error['next']}" for error in missing]
+    report.add("docker", "\n".join(rows))
+    if document["docker"]:
+        report.add("images", "\n".join(f"{name}: {state}" for name, state in document["images"].items()))
+
+
+def _images() -> dict[str, str]:
+    """Each image's state: of this checkout, or what is wrong with it and the command that mends it."""
+    from training.containers import image
+    from training.core.errors import TrainyardError
+
+    states = {}
+    for name in image.NAMES:
+        try:
+            states[name] = f"{image.require(name)['reference']}, of this checkout"
+        except TrainyardError as error:
+            states[name] = f"{error.what}; next: {error.next_command}"
+    return states
 
 
 def _cpu_model() -> str:

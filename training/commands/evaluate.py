@@ -7,6 +7,7 @@ from training.core.report import Report
 
 SUMMARY = "bits per byte of one or more checkpoints on a split"
 EXAMPLE = "make evaluate CHECKPOINT=latest ARGS='--split test'"
+CONTAINER = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from training.core.report import Report
 
 SUMMARY = "export a checkpoint to GGUF, proved against PyTorch"
 EXAMPLE = 'make export-gguf CHECKPOINT=20261129-214358-demo-1a2b ARGS="--quant F16,Q8_0"'
+CONTAINER = "export"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from training.core.report import Report
 
 SUMMARY = "go on with a run from its newest complete checkpoint"
 EXAMPLE = "make resume RUN=latest"
+CONTAINER = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

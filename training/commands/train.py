@@ -8,6 +8,7 @@ from training.core.units import format_bytes, format_seconds
 
 SUMMARY = "train a recipe; Ctrl-C saves, and `resume` goes on"
 EXAMPLE = "make train CONFIG=recipes/demo/pretrain-stdlib.yaml ARGS='stop.max_steps=100'"
+CONTAINER = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -62,7 +62,7 @@ def choose(name: str, named: str | None, path: Path = PIN_FILE) -> Base:
             where=path,
             found=f"{name}= is empty",
             expected=f"the value that this prints: {command}",
-            next_command=f"{make_command('images', OPTIONS[name], 'NAME')}, which takes a base of your own, pinned or not",
+            next_command=f"{make_command('images', OPTIONS[name], 'NAME')} takes a base of your own, pinned or not",
         )
     if not _DIGEST.fullmatch(pin):
         raise UserError(

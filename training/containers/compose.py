@@ -15,6 +15,7 @@ from training.core import paths
 FILE = paths.REPOSITORY / "compose.yaml"
 _GPU_FILE = paths.REPOSITORY / "docker" / "compose.gpu.yaml"
 _IMAGES = {"train": "train", "export": "export", "llama-gpu": "llama-cuda", "llama-cpu": "llama-cpu"}
+_MEMORY_SHARE = 0.9  # a training that wants more is ended by the engine, before the desktop is
 SERVICES = tuple(_IMAGES)
 SERVERS = {"llama-gpu": "LLAMA_GPU", "llama-cpu": "LLAMA_CPU"}
 """The services that serve, and the prefix of their variables: `LLAMA_CPU_MODEL`, `_PORT`, `_CTX_SIZE`, ..."""
@@ -33,10 +34,13 @@ def image_of(service: str) -> str:
 
 def environment(**variables: object) -> dict[str, str]:
     """The variables that compose.yaml takes for this checkout and user, and more by name: `LLAMA_CPU_MODEL=...`."""
-    roots = paths.roots()
+    from training.calculator import devices
+
+    roots, memory = paths.roots(), devices.this_machine()
     own = {
         "TRAINYARD_UID": os.getuid(), "TRAINYARD_GID": os.getgid(), "TRAINYARD_TAG": image.tag(),
-        "TRAINYARD_CHECKOUT": paths.REPOSITORY, "DATA_ROOT": roots.data, "TRAINYARD_CACHE": roots.cache,
+        "TRAINYARD_CHECKOUT": paths.REPOSITORY, "DATA_ROOT": roots.data,
+        "TRAINYARD_MEMORY": int(memory.total_bytes * _MEMORY_SHARE), "TRAINYARD_CACHE": roots.cache,
     }  # fmt: skip
     return {name: str(value) for name, value in (own | variables).items()}
 

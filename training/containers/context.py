@@ -1,7 +1,7 @@
 """What an image is made of: the files that its build sees, and their hash.
 
-A build sees a folder laid out here and nothing else of the checkout. `sources_sha256` is over the files' names and bytes
-(the wheels stand in the lock file by their hashes); it becomes a label, so that an image of other sources is told.
+A build sees a folder laid out here and nothing else of the checkout. `sources_sha256` is over the files' names and
+bytes (the wheels stand in the lock file by their hashes); as a label it tells an image of other sources.
 """
 
 import hashlib
@@ -24,12 +24,16 @@ Contents = dict[str, Path | bytes]
 
 
 def contents(image: str, lock: Path) -> Contents:
-    """The files of an image's build by their names in it, wheels apart: `system`, `train`, `export`, `llama-cpu`, ..."""
+    """The files that an image is built from, by their names in its context, wheels apart."""
     return _CONTENTS[image](lock)
 
 
 def _system(lock: Path) -> Contents:
     return {"Dockerfile": DOCKER / "system.Dockerfile"}
+
+
+def _compiler(lock: Path) -> Contents:
+    return {"Dockerfile": DOCKER / "compiler.Dockerfile"}
 
 
 def _train(lock: Path) -> Contents:
@@ -56,7 +60,8 @@ def _llama_cuda(lock: Path) -> Contents:
 
 
 _CONTENTS = {
-    "system": _system, "train": _train, "export": _export, "llama-cpu": _llama_cpu, "llama-cuda": _llama_cuda,
+    "system": _system, "compiler": _compiler, "train": _train, "export": _export, "llama-cpu": _llama_cpu,
+    "llama-cuda": _llama_cuda,
 }  # fmt: skip
 
 

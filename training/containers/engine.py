@@ -18,8 +18,10 @@ _LAST_LINES = 15
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _TOOLKIT_COMMAND = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 _INSTALL_TOOLKIT = f"install the package nvidia-container-toolkit, then: {_TOOLKIT_COMMAND}"
-_GPU_WORDS = ("could not select device driver", "failed to discover GPU vendor", "unknown or invalid runtime name: nvidia",
-              "unresolvable CDI devices", "nvidia-container-cli")  # fmt: skip
+_GPU_WORDS = (
+    "could not select device driver", "failed to discover GPU vendor", "invalid runtime name: nvidia",
+    "unresolvable CDI devices", "nvidia-container-cli",
+)  # fmt: skip
 
 
 def _ask(*arguments: str, seconds: float = _ASK_SECONDS) -> subprocess.CompletedProcess:
@@ -175,3 +177,36 @@ def as_caller() -> list[str]:
         "--rm", "--init", "--user", f"{os.getuid()}:{os.getgid()}", "--cap-drop", "ALL", "--read-only",
         "--security-opt", "no-new-privileges", "--tmpfs", "/tmp:mode=1777",
     ]  # fmt: skip
+
+
+def gpu_options() -> list[str]:
+    """The options that hand a container the GPU, where this machine can; none otherwise."""
+    try:
+        require_gpu()
+    except MachineError:
+        return []
+    return ["--gpus", "all"]
+
+
+# ---- one container
+
+
+def succeeds(arguments: Sequence[str]) -> bool:
+    """Whether a docker command ends with status 0."""
+    return _ask(*arguments, seconds=60.0).returncode == 0
+
+
+def published(container: str, port: int) -> str:
+    """Where a container's port is published, `127.0.0.1:49153`."""
+    return run(["port", container, str(port)], "asking for the port").split()[0]
+
+
+def is_running(container: str) -> bool:
+    """Whether a container runs."""
+    return _ask("inspect", "--format", "{{.State.Running}}", container).stdout.strip() == "true"
+
+
+def last_lines(container: str) -> str:
+    """The last lines that a container has printed."""
+    answer = _ask("logs", "--tail", str(_LAST_LINES), container)
+    return _last(answer.stdout + answer.stderr, _LAST_LINES)

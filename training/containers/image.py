@@ -19,6 +19,7 @@ from training.llamacpp import pin as pins
 NAMES = ("train", "export", "llama-cpu", "llama-cuda")
 _logger = logging.getLogger(__name__)
 _LABEL = "trainyard"
+_FROM_DISTRIBUTION = ("system", "compiler")
 _WITH_PIN = ("export", "llama-cuda")
 _WITH_WHEELS = ("train", "llama-cpu")
 BUILD_COMMANDS = {
@@ -56,26 +57,38 @@ class Plan:
     fresh: bool = False
 
 
+def base_of(image: str, plan: Plan) -> bases.Base:
+    """The base of an image. Raises UserError where it is not pinned and none is named."""
+    if image == "llama-cuda":
+        return bases.choose("LLAMA_CUDA", plan.server_base)
+    return bases.choose("PYTHON", plan.base)
+
+
 def build(image: str, plan: Plan) -> dict:
     """Build one image, with what it stands on, and return its record (`describe`)."""
+    base = base_of(image, plan)
     with locks.hold(paths.roots().cache / "locks" / "images.lock", f"building {image}", resource="the image builder"):
         if image == "llama-cuda":
-            base = bases.choose("LLAMA_CUDA", plan.server_base)
             bases.require_revision(_pulled(base), pins.load(), base.reference)
-            _build(image, plan, base, base.in_dockerfile)
+            _build(image, plan, base, {"BASE": base.in_dockerfile})
         else:
-            base = bases.choose("PYTHON", plan.base)
             _build(image, plan, base, _foundation(image, plan, base))
     return describe(image)
 
 
-def _foundation(image: str, plan: Plan, base: bases.Base) -> str:
-    """What an image's FROM names: the distribution's packages on the base; for `export` the train image above it."""
-    _build("system", plan, base, base.in_dockerfile, "--target", "system")
+def _foundation(image: str, plan: Plan, base: bases.Base) -> dict[str, str]:
+    """The build arguments that name what an image stands on; each of those is built first."""
+    _build("system", plan, base, {"BASE": base.in_dockerfile})
+    on_system = {"BASE": reference("system")}
     if image != "export":
-        return reference("system")
-    _build("train", plan, base, reference("system"))
-    return reference("train")
+        return on_system
+    pin = pins.load()
+    _build("train", plan, base, on_system)
+    _build("compiler", plan, base, on_system)
+    return {
+        "BASE": reference("train"), "COMPILER": reference("compiler"), "PIN": pin.name,
+        "BUILD_NUMBER": pin.build.removeprefix("b"), "BUILD_COMMIT": pin.commit[:9],
+    }  # fmt: skip
 
 
 def _pulled(base: bases.Base) -> dict:
@@ -86,24 +99,28 @@ def _pulled(base: bases.Base) -> dict:
     return found
 
 
-def _build(image: str, plan: Plan, base: bases.Base, foundation: str, *more: str) -> None:
+def _build(image: str, plan: Plan, base: bases.Base, build_arguments: dict[str, str]) -> None:
     wheels = wheelhouse.ensure(plan.lock, plan.wheels) if image in _WITH_WHEELS else None
-    network = "default" if image == "system" else "none"
-    arguments = ["buildx", "build", "--builder", "default", "--load", "--provenance=false", "--network", network]
-    arguments += ["--tag", reference(image), "--build-arg", f"BASE={foundation}", *more]
-    if image.startswith("llama"):
-        arguments += ["--build-arg", f"BACKEND={image.partition('-')[2]}"]
-    if plan.fresh and image != "system":
-        arguments.append("--no-cache")
-    if plan.extra_ca:
-        arguments += ["--secret", f"id=extra_ca,src={plan.extra_ca}"]
+    network = "default" if image in _FROM_DISTRIBUTION else "none"
+    command = ["buildx", "build", "--builder", "default", "--load", "--provenance=false", "--network", network]
+    command += ["--tag", reference(image)]
+    if image == "train":
+        build_arguments = build_arguments | {"COMMIT": version.tool()["commit"] or ""}
+    elif image.startswith("llama"):
+        build_arguments = build_arguments | {"BACKEND": image.partition("-")[2]}
+    for name, value in build_arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
     for name, value in _labels(image, plan, base).items():
-        arguments += ["--label", f"{_LABEL}.{name}={value}"]
+        command += ["--label", f"{_LABEL}.{name}={value}"]
+    if plan.extra_ca:
+        command += ["--secret", f"id=extra_ca,src={plan.extra_ca}"]
+    if plan.fresh and image not in _FROM_DISTRIBUTION:
+        command.append("--no-cache")
     paths.roots().cache.mkdir(parents=True, exist_ok=True)
     _logger.info("building %s", reference(image))
     with tempfile.TemporaryDirectory(dir=paths.roots().cache, prefix="build-") as folder:
         context.lay_out(image, plan.lock, wheels, Path(folder))
-        engine.run([*arguments, folder], f"building {reference(image)}", next_command="docker buildx build says more")
+        engine.run([*command, folder], f"building {reference(image)}", next_command="make doctor")
 
 
 def _labels(image: str, plan: Plan, base: bases.Base) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Versions, as manifests and reports record them: the tool's with its commit, and the packages' that it stands on."""
 
 import importlib.metadata
+import os
 import subprocess
 from functools import cache
 
@@ -10,7 +11,12 @@ from training.core.paths import REPOSITORY
 
 @cache
 def tool() -> dict:
-    """`{"version", "commit"}`; the commit is None outside a git checkout, with `+` behind it where files differ."""
+    """`{"version", "commit"}`; with `+` behind the commit where files differ.
+
+    An image carries its commit in TRAINYARD_COMMIT; outside that and a git checkout it is None.
+    """
+    if os.environ.get("TRAINYARD_COMMIT"):
+        return {"version": __version__, "commit": os.environ["TRAINYARD_COMMIT"]}
     try:
         run = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
         commit = subprocess.run(run, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

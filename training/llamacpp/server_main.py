@@ -1,9 +1,9 @@
 """llama.cpp's own HTTP server as the package `xllamacpp` brings it, under the flags of `llama-server`.
 
-It is the child process of a local server (`training.llamacpp.server`) and `/app/llama-server` of the server image without
-a GPU; it runs as a plain script too. Every setting that llama.cpp would choose by itself (context, slots, threads,
-batches, fitting to free memory) is given, so that two measurements are one experiment; a flag that it does not know is
-refused. Like llama-server it reads `LLAMA_ARG_*`, and a flag wins; unlike it, it never runs without a model.
+It is the child process of a local server (`training.llamacpp.server`) and `/app/llama-server` of the server image
+without a GPU; it runs as a plain script too. Every setting that llama.cpp would choose by itself (context, slots,
+threads, batches, fitting to free memory) is given, so that two measurements are one experiment; a flag that it does not
+know is refused. Like llama-server it reads `LLAMA_ARG_*`, and a flag wins; unlike it, it never runs without a model.
 Exit status: 0 after SIGTERM or SIGINT, 1 when the model could not be served, with the reason in the last line, 2 for
 wrong arguments.
 Source: llama.cpp `common/arg.cpp` (flags and variables), `common/common.h`, struct `common_params` (settings).

