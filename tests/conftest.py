@@ -1,13 +1,20 @@
-"""Every test has a data root and a cache of its own, and no report of a test reaches the real logs."""
+"""Every test has a data root and a cache of its own, and no report of a test reaches the real logs.
+
+Tests marked `docker` use a real engine, images and a Compose project of their own; where there is no engine they are
+skipped by name, and with REQUIRE_DOCKER=1 that is a failure.
+"""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from training.containers import engine, image, wheelhouse
 from training.core import paths
 
 REAL_CACHE = paths.roots().cache
+TEST_BASE = "debian:bookworm-slim"
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +40,42 @@ def own_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRAINYARD_TAG", f"test-{image.checkout()}")
+    os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") is None:
+        return
+    missing = _missing()
+    if missing and os.environ.get("REQUIRE_DOCKER") == "1":
+        pytest.fail(f"REQUIRE_DOCKER=1, and there is none: {missing}", pytrace=False)
+    if missing:
+        pytest.skip(missing)
+
+
+@cache
+def _missing() -> str | None:
+    """What the machine lacks for a test with an engine, in a line; None where nothing."""
+    problems = engine.problems(gpu=False)
+    if not problems and engine.inspect(TEST_BASE) is None:
+        return f"the base {TEST_BASE} is not on this machine"
+    return "; ".join(problem.what for problem in problems) or None
+
+
+def _built(name: str) -> dict:
+    wheels = wheelhouse.default_folder(wheelhouse.lock_path("cpu"))
+    plan = image.Plan(wheelhouse.lock_path("cpu"), wheels=wheels, base=TEST_BASE)
+    return image.build(name, plan)
+
+
+@pytest.fixture(scope="session")
+def llama_image() -> dict:
+    """The server image without a GPU, built for this session: its record."""
+    return _built("llama-cpu")
+
+
+@pytest.fixture(scope="session")
+def train_image() -> dict:
+    """The train image, built for this session: its record."""
+    return _built("train")

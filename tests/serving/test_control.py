@@ -19,7 +19,7 @@ def test_a_service_outlives_its_starter_and_is_written_down(room: Room):
     assert record["sha256"] == files.sha256_file(room.model("old")) and record["runtime"] == "local"
     assert room.serves() == "old-F16"
     control.stop(room.name)
-    assert room.serves() is None and open_service(room.name).record() is None
+    assert room.serves() is None and open_service(room.name).runtime.record() is None
 
 
 def test_starting_the_same_again_restarts_nothing(room: Room):
@@ -49,7 +49,7 @@ def test_a_first_model_that_does_not_come_up_leaves_the_service_stopped(room: Ro
     room.rewrite_manifest("new")
     with pytest.raises(RunError):
         room.start("new")
-    assert open_service(room.name).record() is None and room.serves() is None
+    assert open_service(room.name).runtime.record() is None and room.serves() is None
 
 
 def test_a_file_without_manifest_can_be_served_and_one_with_a_wrong_one_cannot(room: Room):

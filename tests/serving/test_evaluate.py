@@ -239,7 +239,7 @@ def test_a_training_on_this_machine_is_named(room: Room):
 def test_a_second_evaluation_waits_and_then_names_the_holder(room: Room, monkeypatch: pytest.MonkeyPatch):
     from training.serving import service
 
-    monkeypatch.setattr(service.Service.hold, "__defaults__", (0.3,))
+    monkeypatch.setattr(service, "_LOCK_WAIT_SECONDS", 0.3)
     with locks.hold(paths.roots().serving / "test.lock", "serve-eval other-Q8_0.gguf"):
         evaluation = room.evaluate()
     assert isinstance(evaluation.error, MachineError) and "serve-eval other-Q8_0.gguf" in str(evaluation.error)

@@ -149,7 +149,7 @@ def test_a_stopped_service_is_stopped_again_after_a_cut(
 ):
     cut_off(room, monkeypatch, target, name, after=after)
     control.restore(room.name)
-    assert room.serves() is None and num_servers(room) == 0 and open_service(room.name).record() is None
+    assert room.serves() is None and num_servers(room) == 0 and open_service(room.name).runtime.record() is None
 
 
 def _state_without_waiting(self: Service, **_: object) -> dict:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from training.containers import compose, engine, image
+from training.containers import compose
+from training.containers import runtime as containers
 from training.core import paths
-from training.core.errors import UserError
+from training.core.errors import TrainyardError, UserError
+from training.core.report import make_command
 
 if TYPE_CHECKING:
     from training.serving.model import ModelFile
@@ -72,38 +74,43 @@ class Runtime(Protocol):
         """Where it answers."""
 
 
-def choose(name: str | None) -> tuple[str, Runtime]:
-    """The service and its runtime: a service of compose.yaml is docker's, any other local.
+def choose(name: str | None) -> tuple[str, Runtime, str]:
+    """The service, its runtime, and why: a service of compose.yaml is docker's, any other local.
 
-    Without a name the setting RUNTIME decides: `local`, `docker`, or `auto` (docker where an engine answers and the
-    server's image is built). Raises UserError on a contradiction, MachineError where docker is asked for and not there.
+    Without a name the setting RUNTIME decides (`training.containers.runtime`). Raises UserError on a contradiction, and
+    what stands in the way where docker is asked for.
     """
-    asked = paths.setting("RUNTIME", "auto")
-    if asked not in ("auto", "local", "docker"):
-        raise UserError("no such runtime", where="RUNTIME", found=asked, expected="auto, local or docker")
+    asked = containers.setting()
+    why = "by its name"
     if name is None:
-        name = LOCAL_SERVICE if asked == "local" else _container_service(required=asked == "docker")
+        name, why = _default()
     if asked != "auto" and (asked == "docker") != (name in CONTAINER_SERVICES):
+        other = "local" if asked == "docker" else "docker"
         raise UserError(
             f"the service {name} is not of the runtime {asked}",
             where=f"RUNTIME={asked}",
             found=name,
             expected=" or ".join(CONTAINER_SERVICES) if asked == "docker" else "another name than compose.yaml has",
-            next_command=f"run it with RUNTIME={'local' if asked == 'docker' else 'docker'}, or with another SERVICE",
+            next_command=make_command("serve-status", SERVICE=name, RUNTIME=other),
         )
     folder = paths.roots().serving
-    return name, _docker(name, folder) if name in CONTAINER_SERVICES else _local(name, folder)
+    return name, _docker(name, folder) if name in CONTAINER_SERVICES else _local(name, folder), why
 
 
-def _container_service(*, required: bool) -> str:
-    """The service of compose.yaml that this machine can run; the local one where there is none and none is required."""
-    if required:
-        engine.require_engine()
-    elif engine.problems(gpu=False):
-        return LOCAL_SERVICE
-    built = [name for name in CONTAINER_SERVICES if engine.inspect(image.reference(compose.image_of(name)))]
-    usable = [name for name in built if name != "llama-gpu" or not engine.problems(gpu=True)]
-    return next(iter(usable), CONTAINER_SERVICES[-1] if required else LOCAL_SERVICE)
+def _default() -> tuple[str, str]:
+    """The first service of compose.yaml that this machine can run, else the local one; and why."""
+    found: list[tuple[str, str]] = []
+    for service in CONTAINER_SERVICES:
+        try:
+            runtime, why = containers.choose(service)
+        except TrainyardError:
+            if service == CONTAINER_SERVICES[-1]:
+                raise
+            continue
+        if runtime == "docker":
+            return service, why
+        found.append((LOCAL_SERVICE, why))
+    return found[-1]
 
 
 def _local(name: str, folder: Path) -> Runtime:

@@ -40,10 +40,10 @@ class Service:
         return self.folder / f"{self.runtime.key}.journal.json"
 
     @contextlib.contextmanager
-    def hold(self, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> Iterator[None]:
+    def hold(self, what: str) -> Iterator[None]:
         """Hold the service while it is changed. Raises MachineError, naming the holder, when the time is up."""
         resource = f"the service {self.name}"
-        with locks.hold(self.lock_path, what, wait_seconds=wait_seconds, resource=resource) as descriptor:
+        with locks.hold(self.lock_path, what, wait_seconds=_LOCK_WAIT_SECONDS, resource=resource) as descriptor:
             self.runtime.hold(descriptor)
             yield
 
@@ -83,8 +83,8 @@ def open_service(name: str | None = None) -> Service:
     """A service by its name, else the one that RUNTIME decides on; says which. Raises UserError on a bad name."""
     if name is not None and not _NAME.fullmatch(name):
         raise UserError("not a service's name", found=repr(name), expected="small letters, digits and '-'")
-    chosen, runtime = choose(name)
-    say(f"runtime {runtime.name}, service {chosen}")
+    chosen, runtime, why = choose(name)
+    say(f"runtime {runtime.name}: service {chosen}, {why}")
     return Service(chosen, runtime, paths.roots().serving)
 
 
