@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.containers import compose, image
+from training.containers import compose, engine, image
 from training.core import files, paths
 from training.core.errors import IntegrityError, MachineError, RunError, TrainyardError
 from training.core.report import utc_stamp
@@ -47,7 +47,7 @@ class DockerRuntime:
         self.key = f"{self.project}.{service}"
         self._kept_path = folder / f"{self.key}.json"
         self._composed = Composed(service)
-        self._engine: object | None = None
+        self._sdk: object | None = None
 
     def hold(self, descriptor: int) -> None:
         self._composed.lock = descriptor
@@ -62,8 +62,8 @@ class DockerRuntime:
         import docker
 
         try:
-            self._engine = self._engine or docker.APIClient(base_url=engine_url(), version="auto")
-            yield self._engine
+            self._sdk = self._sdk or docker.APIClient(base_url=engine_url(), version="auto")
+            yield self._sdk
         except docker.errors.NotFound as error:
             raise RunError("the container has gone", found=error.explanation, expected=f"{self.service} here") from None
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
@@ -78,13 +78,13 @@ class DockerRuntime:
     def _containers(self) -> list[dict]:
         """Our containers of this service, inspected, the running first. Raises MachineError on another checkout's."""
         labels = [f"{compose.LABEL_PROJECT}={self.project}", f"{compose.LABEL_SERVICE}={self.service}"]
-        with self._ask() as engine:
-            listed = engine.containers(all=True, filters={"label": [*labels, f"{_LABEL_ONE_OFF}=False"]})
+        with self._ask() as sdk:
+            listed = sdk.containers(all=True, filters={"label": [*labels, f"{_LABEL_ONE_OFF}=False"]})
             for each in listed:
                 place = each["Labels"].get(_LABEL_FOLDER, "")
                 if Path(place).resolve() != compose.FILE.parent.resolve():
                     raise self._foreign(each["Names"][0].lstrip("/"), f"of another checkout: {place}")
-            found = [engine.inspect_container(each["Id"]) for each in listed]
+            found = [sdk.inspect_container(each["Id"]) for each in listed]
         return sorted(found, key=lambda container: not container["State"]["Running"])
 
     def _foreign(self, name: str, whose: str) -> MachineError:
@@ -168,9 +168,7 @@ class DockerRuntime:
             raise RunError("Compose made no container", where=self.service, expected=record["name"])
         now = self._described(found[0])
         self._require_as_recorded(record, now)
-        record = record | {part: now[part] for part in ("container", "name", "restarts", "started", "since", "log")}
-        files.write_json(self._kept_path, record)
-        return record
+        return record | {part: now[part] for part in ("container", "name", "restarts", "started", "since", "log")}
 
     def _clear_unless_whole(self) -> None:
         """Remove what a recreation that was cut off has left: Compose would stumble over it."""
@@ -237,25 +235,25 @@ class DockerRuntime:
         )
 
     def _last_lines(self, container_id: str) -> str:
-        with self._ask() as engine:
-            return engine.logs(container_id, tail=_LAST_LINES).decode(errors="replace").strip() or "(the log is empty)"
+        with self._ask() as sdk:
+            return sdk.logs(container_id, tail=_LAST_LINES).decode(errors="replace").strip() or "(the log is empty)"
 
     def stop(self, record: dict) -> None:
-        with self._ask() as engine:
+        with self._ask() as sdk:
             for container in self._mine(record):
                 if container["State"]["Running"] or container["State"]["Restarting"]:
-                    engine.stop(container["Id"], timeout=_STOP_SECONDS)
+                    sdk.stop(container["Id"], timeout=_STOP_SECONDS)
 
     def remove(self) -> None:
         self._remove(self._containers())
         self._kept_path.unlink(missing_ok=True)
 
     def _remove(self, containers: list[dict]) -> None:
-        with self._ask() as engine:
+        with self._ask() as sdk:
             for container in containers:
                 if container["State"]["Running"]:
-                    engine.stop(container["Id"], timeout=_STOP_SECONDS)
-                engine.remove_container(container["Id"], force=True)
+                    sdk.stop(container["Id"], timeout=_STOP_SECONDS)
+                sdk.remove_container(container["Id"], force=True)
 
     def leave(self, record: dict | None) -> None:
         if record is None:
@@ -270,8 +268,10 @@ class DockerRuntime:
     # ---- standing in the way
 
     def require_startable(self, record: dict) -> None:
-        with self._ask() as engine:
-            everyone = engine.containers(all=True)
+        if record["device"] == "cuda":
+            engine.require_gpu()
+        with self._ask() as sdk:
+            everyone = sdk.containers(all=True)
         ours = {container["Id"] for container in self._containers()}
         for each in everyone:
             if f"/{self._composed.container_name}" in each["Names"] and each["Id"] not in ours:
@@ -343,4 +343,4 @@ def _epoch(text: str) -> float:
     """The engine's time as seconds; 0 for a container that was never started."""
     if text.startswith("0001"):
         return 0.0
-    return datetime.datetime.fromisoformat(text[:19]).replace(tzinfo=datetime.UTC).timestamp()
+    return datetime.datetime.fromisoformat(text.rstrip("Z")[:26]).replace(tzinfo=datetime.UTC).timestamp()

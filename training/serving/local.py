@@ -1,8 +1,8 @@
 """The `local` runtime: llama.cpp's server as a process of its own, found again by what stands in its command line.
 
-`<key>.json` is the record. It is written before its server is started (the intent, `process` null) and again after, so
-that a start cut off in between is found by its token. It exists while the service is meant to run. The record's own
-path stands in the command line too, so that a server whose record is lost or damaged is still found.
+`<key>.json` is the record; it exists while the service is meant to run. A start's token stands in the command line, so
+that one which was cut off before it was written down is found by the swap's journal, and so does the record's own path,
+so that a server whose record is lost or damaged is found too.
 """
 
 import importlib.metadata
@@ -78,16 +78,13 @@ class LocalRuntime:
 
     def start(self, record: dict) -> dict:
         self._trim_log()
-        self.leave(record)
         server = ServerProcess.start(
             Path(record["model"]), port=record["port"], log=Path(record["log"]), detached=True, token=record["token"],
             service=str(self._record_path), **record["arguments"],
         )  # fmt: skip
         self._own[record["token"]] = server
         version = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        record = record | {"process": server.identity, "log_start": server.log_start, "version": version}
-        self.leave(record)
-        return record
+        return record | {"process": server.identity, "log_start": server.log_start, "version": version}
 
     def _trim_log(self) -> None:
         if self._log.exists() and self._log.stat().st_size > _MAX_LOG_BYTES:

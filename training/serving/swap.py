@@ -117,6 +117,7 @@ def _swap_in(service: Service, running: dict | None, trial: Trial) -> None:
     memory.wait_released(trial.record, waiting("the memory to be given back", memory.RELEASE_SECONDS))
     moments.append(time.monotonic())
     trial.record = service.runtime.start(trial.record)
+    service.runtime.leave(trial.record)
     moments.append(time.monotonic())
     for step, begun, ended in zip(("stop_previous", "memory_wait", "start"), moments, moments[1:], strict=False):
         trial.seconds[step] = round(ended - begun, 3)
@@ -241,11 +242,11 @@ def _restore_error(service: Service, journal: dict, error: Exception, failure: B
     old = journal["previous"]["record"]
     before = f"\nbefore that: {str(failure) or type(failure).__name__}" if failure is not None else ""
     running = journal["previous"]["running"]
-    by_hand = f", or by hand: {service.runtime.by_hand(old)}" if running else ""
+    by_hand = f"; by hand: {service.runtime.by_hand(old)}" if running else ""
     return RestoreError(
         f"the service {service.name} could not be put back as it was",
         where=service.journal_path,
         found=f"{error}{before}",
-        expected=f"{old['model']} served on port {old['port']}" if running else "a stopped service",
-        next_command=f"{restore_command(service.name)}{by_hand}",
+        expected=f"{old['model']} served on port {old['port']}{by_hand}" if running else "a stopped service",
+        next_command=restore_command(service.name),
     )
