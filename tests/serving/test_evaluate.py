@@ -190,6 +190,26 @@ def test_b68_prompt_ids_that_differ_are_told_with_the_first_position(room: Room)
     assert room.serves() == "old-F16"
 
 
+TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>answer\n"
+)
+
+
+@pytest.mark.parametrize(("served", "position"), [(TEMPLATE, None), (TEMPLATE.replace("\n{{", "\n\n{{"), 7)])
+def test_b68_the_server_renders_a_conversation_as_training_did(room: Room, served: str, position: int | None):
+    """The second server has one newline more: seven ids are equal, BOS to the first newline."""
+    tiny_gguf.write(room.model("new"), seed=2, template=served)
+    room.rewrite_manifest("new", chat_template=TEMPLATE)
+    evaluation = room.evaluate()
+    if position is None:
+        assert evaluation.error is None, str(evaluation.error)
+        return
+    assert isinstance(evaluation.error, RunError) and f"from position {position} on" in evaluation.error.what
+    assert "'chat'" in evaluation.error.what and "hi" in evaluation.error.expected
+    assert evaluation.document["smoke"] == []
+
+
 def test_a_tokenizer_that_is_not_here_is_said(room: Room):
     import shutil
 

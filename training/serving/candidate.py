@@ -79,7 +79,7 @@ class Candidate:
                 "the file changed between its hash check and its loading", where=path, next_command=verify
             )
         self.part["fingerprint"] = checks.compare_fingerprint(client, manifest["fingerprint"], verify)
-        results = checks.compare_prompt_ids(client, self.questions, self._tokenizer)
+        results = checks.compare_prompt_ids(client, self.questions, self._tokenizer, manifest.get("chat_template"))
         self.part["prompt_ids"] = (self.part["prompt_ids"] or {"compared": True}) | {"prompts": results}
 
     def _smoke(self, client: Client) -> None:
