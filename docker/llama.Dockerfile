@@ -9,7 +9,7 @@ RUN --mount=type=bind,source=wheels,target=/wheels \
     python3.11 -m venv --without-pip /opt/venv \
     && python3.11 -m pip --python /opt/venv/bin/python install -q --no-cache-dir --no-compile --no-index \
        --find-links /wheels --no-deps --require-hashes -r /tmp/packages.lock \
-    && PYTHONHASHSEED=0 /opt/venv/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib
+    && PYTHONHASHSEED=0 /opt/venv/bin/python -B -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib
 
 FROM ${BASE} AS cpu
 COPY --from=packages /opt/venv /opt/venv
@@ -27,4 +27,4 @@ EXPOSE 8080
 USER 1000:1000
 ENTRYPOINT ["/app/serve"]
 CMD []
-HEALTHCHECK --interval=5s --timeout=4s --start-period=600s --retries=3 CMD ["/app/healthy"]
+HEALTHCHECK --interval=2s --timeout=4s --start-period=600s --retries=5 CMD ["/app/healthy"]

@@ -8,7 +8,7 @@ RUN --mount=type=bind,source=wheels,target=/wheels \
     python3.11 -m venv --without-pip /opt/venv \
     && python3.11 -m pip --python /opt/venv/bin/python install -q --no-cache-dir --no-compile --no-index \
        --find-links /wheels --no-deps --require-hashes -r /tmp/packages.lock \
-    && (PYTHONHASHSEED=0 /opt/venv/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib || true)
+    && (PYTHONHASHSEED=0 /opt/venv/bin/python -B -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib || true)
 
 FROM ${BASE}
 COPY --from=built /opt/venv /opt/venv

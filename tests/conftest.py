@@ -63,10 +63,14 @@ def _missing() -> str | None:
     return "; ".join(problem.what for problem in problems) or None
 
 
+def real_wheels() -> Path:
+    """The machine's own folder of wheels, so that no test fetches them again."""
+    lock = wheelhouse.lock_path("cpu")
+    return REAL_CACHE / "wheels" / wheelhouse.default_folder(lock).name
+
+
 def _built(name: str) -> dict:
-    wheels = wheelhouse.default_folder(wheelhouse.lock_path("cpu"))
-    plan = image.Plan(wheelhouse.lock_path("cpu"), wheels=wheels, base=TEST_BASE)
-    return image.build(name, plan)
+    return image.build(name, image.Plan(wheelhouse.lock_path("cpu"), wheels=real_wheels(), base=TEST_BASE))
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,9 @@ def blocks(page: Path, language: str) -> list[list[str]]:
     return [lines for name, lines in found if name == language]
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's `sh` blocks, comments apart."""
-    lines = (line.strip() for block in blocks(page, "sh") for line in block)
+def commands(page: Path, language: str = "sh") -> list[str]:
+    """The lines of a page's `sh` blocks (`sh docker`: those that need an engine), comments apart."""
+    lines = (line.strip() for block in blocks(page, language) for line in block)
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -85,7 +85,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("documents")
     work = root / "work"
     work.mkdir()
-    for name in ("Makefile", "training", "recipes", "docker", "logs", "pyproject.toml"):
+    for name in ("Makefile", "compose.yaml", "training", "recipes", "docker", "logs", "pyproject.toml"):
         source = REPOSITORY / name
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
         copy(source, work / name)
@@ -100,12 +100,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "DATA_ROOT": str(root / "data"),
         "TRAINYARD_CACHE": str(root / "cache"),
         "TRAINYARD_PORT": port,
+        "TRAINYARD_TAG": "test-documents",
     }
 
 
 def run(command: str, workplace: dict[str, str]) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    environment |= {name: workplace[name] for name in ("DATA_ROOT", "TRAINYARD_CACHE", "TRAINYARD_PORT")}
+    environment |= {name: workplace[name] for name in workplace if name != "WORK"}
     return subprocess.run(
         ["bash", "-c", command], cwd=workplace["WORK"], env=environment, capture_output=True, text=True, timeout=900
     )
@@ -119,6 +120,15 @@ def test_every_command_that_a_page_shows_runs(page: Path, workplace: dict[str, s
     for command in shown:
         if command.startswith("make demo"):
             command = f"make demo ARGS='{' '.join(SHORT_DEMO)}'".format(port=free_port())
+        done = run(command, workplace)
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page, "sh docker")], ids=lambda page: page.name)
+def test_every_command_that_a_page_shows_for_an_engine_runs(page: Path, workplace: dict[str, str]):
+    for command in commands(page, "sh docker"):
         done = run(command, workplace)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
 

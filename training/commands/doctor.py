@@ -36,12 +36,14 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         "docker": _ask("docker", "version", "--format", "{{.Server.Version}}"),
         "compose": _ask("docker", "compose", "version", "--short"),
         "missing_for_containers": [error.to_json() for error in engine.problems(gpu=bool(devices.gpus()))],
-        "images": _images(),
+        "images": {},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": version.packages(),
         "llama_cpp": _pin(),
     }
+    if document["docker"]:
+        document["images"] = _images()
     _fill(report, document)
     return document
 

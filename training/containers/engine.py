@@ -6,6 +6,7 @@ starts, stops or configures an engine.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from training.core.errors import MachineError, RunError
 
 _ASK_SECONDS = 10.0
 _LAST_LINES = 15
+_PRINTED_BY_STEP = re.compile(r"^#\d+ \d+\.\d+ (.*)$", re.M)
+"""What the steps of a build have printed, without BuildKit's own repetition of the Dockerfile."""
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _TOOLKIT_COMMAND = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 _INSTALL_TOOLKIT = f"install the package nvidia-container-toolkit, then: {_TOOLKIT_COMMAND}"
@@ -148,10 +151,12 @@ def translated(
             "the Docker engine does not answer", where=where, found=_last(done.stderr, 1),
             next_command="sudo systemctl start docker",
         )  # fmt: skip
+    text = done.stderr or done.stdout
+    printed = "\n".join(_PRINTED_BY_STEP.findall(text)) or text
     return RunError(
         f"{what} failed",
         where=where,
-        found=f"status {done.returncode}; its last lines:\n{_last(done.stderr or done.stdout, _LAST_LINES)}",
+        found=f"status {done.returncode}; its last lines:\n{_last(printed, _LAST_LINES)}",
         next_command=next_command,
     )
 

@@ -160,8 +160,7 @@ def require(image: str) -> dict:
     found = describe(image)
     own = found["labels"]
     expected = {"image": image} | ({"llama.cpp": pins.load().name} if image in _WITH_PIN else {})
-    if "lock" in own:
-        expected["sources"] = context.sources_sha256(image, wheelhouse.lock_path(own["lock"]))
+    expected["sources"] = context.sources_sha256(image, wheelhouse.lock_path(own.get("lock", "cpu")))
     for name, value in expected.items():
         if own.get(name) != value:
             raise IntegrityError(

@@ -46,6 +46,8 @@ def ensure(lock: Path, folder: Path | None = None) -> Path:
     """The folder with every wheel of the lock file, fetched where it is not complete; `folder` None takes the cache."""
     folder = folder or default_folder(lock)
     digest = files.sha256_file(lock)
+    if is_complete(folder, digest):  # before the lock: a complete folder may be on a medium that cannot be written
+        return folder
     with locks.hold(folder.parent / "wheels.lock", "make wheelhouse", resource="the folder of wheels"):
         if not is_complete(folder, digest):
             _download(lock, folder)
