@@ -101,6 +101,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "TRAINYARD_CACHE": str(root / "cache"),
         "TRAINYARD_PORT": port,
         "TRAINYARD_TAG": "test-documents",
+        "LLAMA_CPU_PORT": str(free_port()),
     }
 
 

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.serving import control
 
     before = control.stop(args.service, dry_run=args.dry_run)
-    report.add("service", args.service or "by RUNTIME")
+    report.add("service", before["service"])
     report.add("previous", _previous(before))
     report.add("now", "as before: this was a dry run" if args.dry_run else "stopped")
     return {"schema": 1, "dry_run": args.dry_run, "previous": before}

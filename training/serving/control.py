@@ -69,7 +69,7 @@ def stop(service: str | None = None, *, dry_run: bool = False) -> dict:
         if not dry_run:
             room.runtime.remove()
             room.remove_journal()
-    return before
+    return {"service": room.name} | before
 
 
 def status(service: str | None = None) -> dict:
