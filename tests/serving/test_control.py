@@ -88,10 +88,11 @@ def test_a_server_whose_record_is_damaged_or_gone_is_stopped_all_the_same(room: 
     assert control.status(room.name)["record"] is None
 
 
-def test_a_damaged_journal_is_told_and_stopping_ends_it(room: Room):
+@pytest.mark.parametrize("text", ["{", '{"schema": 1}'])
+def test_a_damaged_journal_is_told_and_stopping_ends_it(room: Room, text: str):
     room.start()
     journal = room.service().journal_path
-    journal.write_text("{")
+    journal.write_text(text)
     with pytest.raises(IntegrityError) as caught:
         control.restore(room.name)
     assert caught.value.next_command.startswith("make serve-stop SERVICE=test")

@@ -51,6 +51,7 @@ def test_a_service_started_by_hand_is_put_back_with_its_own_variables(harbour: R
         "LLAMA_CPU_MODEL": model,
         "LLAMA_CPU_PORT": harbour.port,
         "LLAMA_CPU_CTX_SIZE": 512,
+        "LLAMA_CPU_SLOTS": 2,
         "LLAMA_CPU_MEMORY": "2g",
     }
     by_hand("up", "-d", "llama-cpu", **own)
@@ -58,7 +59,8 @@ def test_a_service_started_by_hand_is_put_back_with_its_own_variables(harbour: R
     assert before["variables"]["LLAMA_CPU_CTX_SIZE"] == "512" and before["sha256"] is None
     evaluation = harbour.evaluate(port=None)
     assert evaluation.error is None, str(evaluation.error)
-    assert evaluation.document["server"]["arguments"]["ctx-size"] == "512"
+    arguments = evaluation.document["server"]["arguments"]
+    assert (arguments["ctx-size"], arguments["parallel"]) == ("512", "1") and before["arguments"]["parallel"] == "2"
     after = control.status(harbour.name)["record"]
     assert {part: after[part] for part in SAME} == {part: before[part] for part in SAME}
     assert harbour.serves() == "old-F16"

@@ -11,6 +11,7 @@ from training.core import files, paths
 from training.core.errors import IntegrityError, RunError, UserError
 from training.core.log import say
 from training.core.report import make_command
+from training.llamacpp import pin as pins
 from training.llamacpp.client import Client
 from training.serving import checks, prompts
 from training.serving.model import check, resolve, signature
@@ -49,8 +50,11 @@ class Candidate:
             "path": str(model.path), "container_path": str(paths.container_path(model.path)), "name": manifest["name"],
             "bytes": model.signature["bytes"], "sha256": model.sha256, **model.header,
         }  # fmt: skip
+        pin_matches = _of_this_pin(manifest)
+        if not pin_matches:
+            say(f"warning: {model.path.name} was exported under another llama.cpp than the one pinned here")
         kept = {key: manifest.get(key) for key in _FROM_MANIFEST}
-        self.part["manifest"] = {"sha256_matches": True, "quant_type_matches": True} | kept
+        self.part["manifest"] = {"sha256_matches": True, "quant_type_matches": True, "pin_matches": pin_matches} | kept
 
     def _find_tokenizer(self) -> None:
         from training.tokenizer import artifact
@@ -99,3 +103,8 @@ class Candidate:
                 expected="text, in time, as the smoke file says",
                 next_command=make_command("serve-start", MODEL=paths.container_path(self.model.path)),
             )
+
+
+def _of_this_pin(manifest: dict) -> bool:
+    commit = (manifest.get("llama_cpp") or {}).get("commit")
+    return bool(commit) and pins.load().commit.startswith(commit)

@@ -129,7 +129,9 @@ class DockerRuntime:
             return {}
         return kept if kept.get("container") == container_id else {}
 
-    def new_record(self, model: ModelFile, *, port: int | None, ctx_size: int | None) -> dict:
+    def new_record(
+        self, model: ModelFile, *, port: int | None, ctx_size: int | None = None, slots: int | None = None
+    ) -> dict:
         prefix, composed = self._composed.prefix, self._composed
         served_as = str(paths.container_path(model.path))
         before = self._containers()
@@ -141,6 +143,8 @@ class DockerRuntime:
         if ctx_size is not None:
             require_in_range("context size", ctx_size, 1, 1 << 24)
             variables[f"{prefix}_CTX_SIZE"] = str(ctx_size)
+        if slots is not None:
+            variables[f"{prefix}_SLOTS"] = str(slots)
         settled = composed.config(variables)
         arguments = _flags(settled["command"])
         needs_gpu = bool(settled.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices"))

@@ -135,7 +135,7 @@ class _Steps:
             port = self.request.port or (previous["record"] or {}).get("port")
             trials = []
             for candidate in self.candidates:
-                record = service.runtime.new_record(candidate.model, port=port, ctx_size=None)
+                record = service.runtime.new_record(candidate.model, port=port, slots=1)
                 swap.require_swappable(service, previous, record)
                 trials.append(swap.Trial(record, candidate.inspect, candidate.part["seconds"]))
         self.document["previous"] = report.state_part(previous)

@@ -47,7 +47,9 @@ class LocalRuntime:
             error.next_command = f"{service_command('serve-stop', self.service)} ends whatever still serves"
             raise
 
-    def new_record(self, model: ModelFile, *, port: int | None, ctx_size: int | None) -> dict:
+    def new_record(
+        self, model: ModelFile, *, port: int | None, ctx_size: int | None = None, slots: int | None = None
+    ) -> dict:
         port = port or default_port()
         require_in_range("port", port, 1, 65_535)
         if ctx_size is None:
@@ -67,7 +69,7 @@ class LocalRuntime:
             "file": model.signature,
             "memory_bytes": model.memory_bytes(ctx_size),
             "device": "cpu",
-            "arguments": {"ctx_size": ctx_size, "slots": 1, "threads": len(os.sched_getaffinity(0))},
+            "arguments": {"ctx_size": ctx_size, "slots": slots or 1, "threads": len(os.sched_getaffinity(0))},
             "log": str(self._log),
             "log_start": 0,
             "since": utc_stamp(),

@@ -103,6 +103,7 @@ def restore_part(swap: Swap) -> dict:
 def rows(document: dict, path: Path | None) -> dict[str, str]:
     """The rows of the report block, those that were reached."""
     found = {
+        "service": _service(document),
         "previous": _previous(document["previous"]),
         "new model": _new_model(document["model"]),
         "health": _health(document),
@@ -115,6 +116,14 @@ def rows(document: dict, path: Path | None) -> dict[str, str]:
         "report": path and str(path),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _service(document: dict) -> str | None:
+    server = document["server"]
+    if server is None:
+        return document["service"]
+    image = f", image {server['image'].removeprefix('sha256:')[:12]}" if server["image"] else ""
+    return f"{document['service']}, {server['runtime']}{image}"
 
 
 def _served(server: dict) -> str:

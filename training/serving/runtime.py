@@ -37,8 +37,10 @@ class Runtime(Protocol):
     def record(self) -> dict | None:
         """What is in service, or was when it was stopped; None where nothing is. Raises where that is damaged."""
 
-    def new_record(self, model: "ModelFile", *, port: int | None, ctx_size: int | None) -> dict:
-        """The record of a start that is still to come, every setting given. Raises UserError."""
+    def new_record(
+        self, model: "ModelFile", *, port: int | None, ctx_size: int | None = None, slots: int | None = None
+    ) -> dict:
+        """The record of a start that is still to come; what is None is as the service has it. Raises UserError."""
 
     def again(self, record: dict) -> dict:
         """The record of a second start of what `record` says."""

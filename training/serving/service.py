@@ -19,6 +19,7 @@ from training.serving.model import hash_with_bar, signature
 from training.serving.runtime import OnWait, Runtime, choose
 from training.serving.settings import service_command
 
+JOURNAL_SCHEMA = 2
 _LOCK_WAIT_SECONDS = 600.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
@@ -52,7 +53,11 @@ class Service:
         if not self.journal_path.exists():
             return None
         try:
-            return files.read_json(self.journal_path)
+            journal = files.read_json(self.journal_path)
+            if journal.get("schema") != JOURNAL_SCHEMA:
+                raise IntegrityError("the journal is of another version", where=self.journal_path,
+                                     found=journal.get("schema"), expected=JOURNAL_SCHEMA)  # fmt: skip
+            return journal
         except IntegrityError as error:
             error.next_command = f"{service_command('serve-stop', self.name)} ends what the swap has left"
             raise

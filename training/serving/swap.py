@@ -20,7 +20,7 @@ from training.core.units import format_seconds
 from training.llamacpp.client import Client
 from training.serving import memory
 from training.serving.runtime import OnWait
-from training.serving.service import Service, require_same_file
+from training.serving.service import JOURNAL_SCHEMA, Service, require_same_file
 from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
 
@@ -148,7 +148,7 @@ def require_loaded(record: dict, loaded: dict) -> None:
 def _write_journal(service: Service, swap: Swap) -> None:
     old = swap.previous["record"]
     journal = {
-        "schema": 1,
+        "schema": JOURNAL_SCHEMA,
         "kind": "swap",
         "service": service.name,
         "runtime": service.runtime.name,
