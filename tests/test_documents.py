@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import REAL_CACHE
 from tests.engine.conftest import make_records
 from training.cli import COMMANDS
+from training.containers import image
 from training.core.paths import REPOSITORY
 from training.llamacpp.server import free_port
 
@@ -100,7 +101,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "DATA_ROOT": str(root / "data"),
         "TRAINYARD_CACHE": str(root / "cache"),
         "TRAINYARD_PORT": port,
-        "TRAINYARD_TAG": "test-documents",
+        "TRAINYARD_TAG": f"test-documents-{image.checkout()}",
         "LLAMA_CPU_PORT": str(free_port()),
     }
 

@@ -66,6 +66,33 @@ def test_a_service_started_by_hand_is_put_back_with_its_own_variables(harbour: R
     assert harbour.serves() == "old-F16"
 
 
+def test_an_image_built_anew_does_not_change_what_comes_back(
+    harbour: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The tag moves while the old model serves, and again while the new one does; both containers keep their image."""
+    harbour.start()
+    before = control.status(harbour.name)["record"]
+    name, first = before["image_name"], before["image"]
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "Dockerfile").write_text(f"FROM {name}\nLABEL a=b\n")
+    engine.run(["build", "--quiet", "--tag", "trainyard-test-anew", str(tmp_path / "build")], "building")
+    anew = engine.inspect("trainyard-test-anew")["Id"]
+    ask = prompts.ask
+    back = lambda *given: engine.run(["tag", "debian:bookworm-slim", name], "moving") or ask(*given)  # noqa: E731
+    monkeypatch.setattr(prompts, "ask", back)
+    try:
+        engine.run(["tag", anew, name], "moving")
+        evaluation = harbour.evaluate()
+        assert evaluation.error is None, str(evaluation.error)
+        assert evaluation.document["server"]["image"] == anew
+        after = control.status(harbour.name)["record"]
+        assert {part: after[part] for part in SAME} == {part: before[part] for part in SAME}
+        assert engine.inspect(name)["Id"] == engine.inspect("debian:bookworm-slim")["Id"]
+    finally:
+        engine.run(["tag", first, name], "moving back")
+        engine.run(["rmi", "trainyard-test-anew"], "clearing up")
+
+
 def test_a_stopped_leftover_of_ours_is_replaced_and_a_stopped_service_is_stopped_again(harbour: Room):
     assert harbour.evaluate().document["restore"]["state"] == "stopped"
     assert containers() == []

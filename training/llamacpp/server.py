@@ -77,7 +77,7 @@ def require_free_port(port: int) -> None:
             where=f"{HOST}:{port}",
             found=f"held by {holder}",
             expected="a free port",
-            next_command="stop that process, or take another port with ARGS='--port N'",
+            next_command=f"the same command with ARGS='--port {free_port()}', or stop that process",
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from training.containers import compose, engine, image
 from training.core import files, paths
-from training.core.errors import IntegrityError, MachineError, RunError, TrainyardError
+from training.core.errors import IntegrityError, MachineError, RunError
 from training.core.report import utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
@@ -166,13 +166,27 @@ class DockerRuntime:
 
     def start(self, record: dict) -> dict:
         self._clear_unless_whole()
-        self._composed.up(record["variables"])
+        with self._named(record):
+            self._composed.up(record["variables"])
         found = self._containers()
         if not found:
             raise RunError("Compose made no container", where=self.service, expected=record["name"])
         now = self._described(found[0])
         self._require_as_recorded(record, now)
         return record | {part: now[part] for part in ("container", "name", "restarts", "started", "since", "log")}
+
+    @contextlib.contextmanager
+    def _named(self, record: dict) -> Iterator[None]:
+        """Let the image's name mean what it did when the record was made; it may have been built anew since."""
+        name, now = record["image_name"], engine.inspect(record["image_name"])
+        moved = now is None or now["Id"] != record["image"]
+        if moved:
+            engine.run(["tag", record["image"], name], f"finding the image of {self.service}")
+        try:
+            yield
+        finally:
+            if moved and now:
+                engine.run(["tag", now["Id"], name], "giving the image's name back")
 
     def _clear_unless_whole(self) -> None:
         """Remove what a recreation that was cut off has left: Compose would stumble over it."""
@@ -264,7 +278,8 @@ class DockerRuntime:
             return self.remove()
         if not self._mine(record):  # a stopped container gave way: another one like it, not started
             self._clear_unless_whole()
-            self._composed.create(record["variables"])
+            with self._named(record):
+                self._composed.create(record["variables"])
             record = record | {"container": self._containers()[0]["Id"]}
         files.write_json(self._kept_path, record)
         return None
@@ -295,11 +310,8 @@ class DockerRuntime:
 
     def require_restorable(self, record: dict) -> None:
         """Hold what compose.yaml and the image would give now against the container that would have to come back."""
-        try:
-            image_id = image.describe(compose.image_of(self.service))["id"]
-        except TrainyardError:
-            image_id = None
-        now = {"config_hash": self._composed.hash(record["variables"]), "image": image_id}
+        kept = engine.inspect(record["image"]) or {}
+        now = {"config_hash": self._composed.hash(record["variables"]), "image": kept.get("Id")}
         for part, what in (("config_hash", "compose.yaml"), ("image", "the server's image")):
             if now[part] != record[part]:
                 stop = service_command("serve-stop", self.service)
