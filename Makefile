@@ -85,7 +85,11 @@ tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET
 	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
 
 ##@ Train
-.PHONY: train resume runs evaluate
+.PHONY: train-calibrate train resume runs evaluate
+train-calibrate: setup ## The estimate against a few real steps on this machine. CONFIG=recipe.yaml (ARGS="--out record.json")
+	$(call need,CONFIG,make train-calibrate CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	@$(TRAINYARD) train-calibrate --config "$$CONFIG" $(ARGS)
+
 train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
 	$(call need,CONFIG,make train CONFIG=recipes/demo/pretrain-stdlib.yaml)
 	@$(TRAINYARD) train --config "$$CONFIG" $(ARGS)

@@ -30,7 +30,7 @@ from training.core.report import Report
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
     "Prepare": ("data-prepare", "tokenizer-train", "memfit", "bench-memfit", "bench", "check"),
-    "Train": ("train", "resume", "evaluate"),
+    "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from training.calculator import lengths
-from training.calculator.fit import fit
+from training.calculator import lengths, nvml
+from training.calculator.fit import fit, require
+from training.core.errors import RunError
 from training.recipe.load import load
 
 
@@ -11,7 +12,7 @@ def stats(form: str = "text", **train: dict) -> dict:
     return {"schema": 1, "form": form, "splits": {"train": train}}
 
 
-TOKENS = stats(tokens_per_record={"p50": 50, "max": 2000, "longest": "records.jsonl:101"})
+TOKENS = {"splits": {"train": {"tokens": 7000, "tokens_per_record": {"max": 2000, "longest": "train.jsonl:101"}}}}
 
 
 @pytest.fixture
@@ -26,23 +27,34 @@ def tune(tmp_path):
 
 
 def test_a_late_long_record_is_the_length_that_counts(tune):
-    """B71: 100 records of 50 tokens and one of 2,000 at the end; a batch of 4, padded, is 4 x 2,000."""
-    found = fit(tune(), vram="80GiB", longest=lengths.of_stats(TOKENS))
+    """B71 in figures: 100 records of 50 tokens and one of 2,000 at the end; a batch of 4, padded, is 4 x 2,000."""
+    found = fit(tune(), vram="80GiB", longest=lengths.of_tokens(TOKENS))
     exactly = fit(tune("data.seq_len=2000"), vram="80GiB")
     assert found.estimate.peak == exactly.estimate.peak
     assert "4 x 2000 tokens" in " ".join(found.estimate.assumptions)
-    assert "records.jsonl:101" in found.estimate.assumptions[0]
+    assert "train.jsonl:101" in found.estimate.assumptions[0]
 
 
 def test_the_limit_of_the_recipe_and_packing_stand(tune):
-    longest = lengths.of_stats(TOKENS)
+    longest = lengths.of_tokens(TOKENS)
     assert lengths.shortened(tune("data.seq_len=512").recipe, longest).data.seq_len == 512
     assert lengths.shortened(tune("data.packing=true").recipe, longest).data.seq_len == 4096
     assert lengths.shortened(tune().recipe, None).data.seq_len == 4096
 
 
 def test_bytes_bound_tokens_of_texts_and_nothing_of_conversations():
-    longest = lengths.of_stats(stats(text_bytes_per_record={"p50": 90, "max": 1000}))
-    assert (longest.tokens, longest.is_bound) == (1002, True) and "at most 1002" in longest.in_words
+    longest = lengths.of_stats(stats(text_bytes_per_record={"p50": 90, "max": 1000, "longest": "train.jsonl:7"}))
+    assert (longest.tokens, longest.is_bound) == (1002, True) and "(train.jsonl:7) has at most 1002" in longest.in_words
     assert lengths.of_stats(stats("messages", text_bytes_per_record={"max": 1000})) is None
     assert lengths.of_stats(stats()) is None
+
+
+def test_a_refusal_names_the_record_that_is_too_long(tune, monkeypatch):
+    monkeypatch.setattr(nvml, "ask", lambda: nvml.Answer((), None, "no driver"))
+    much = tune("memory.weights=fp32", "data.micro_batch=65536")
+    with pytest.raises(RunError) as caught:
+        require(much, lengths.of_tokens(TOKENS))
+    assert "the longest record (train.jsonl:101) has 2000 tokens" in caught.value.found
+    with pytest.raises(RunError) as caught:
+        require(much)
+    assert "longest" not in caught.value.found

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from training.calculator import nvml
 from training.cli import main
 from training.core import files, paths
 from training.core.paths import REPOSITORY
+from training.data import dataset, tokens
+from training.tokenizer import artifact
 
 DEMO = "recipes/demo/pretrain-stdlib.yaml"
 REFERENCE = "recipes/reference/pretrain-1b.yaml"
@@ -103,9 +106,10 @@ def test_an_8b_student_is_planned_on_a_10_gb_card(call):
 
 
 def test_memfit_without_a_device_is_no_failure(call, monkeypatch):
-    monkeypatch.setattr("training.calculator.devices.gpus", lambda: ())
+    monkeypatch.setattr("training.calculator.nvml.ask", lambda: nvml.Answer((), None, "no driver"))
     code, document, _ = call("memfit", "--config", REFERENCE)
     assert (code, document["fits"], document["verdict"], document["device"]) == (0, None, None, None)
+    assert document["report"]["rows"]["gpu"] == "no driver; name one with --gpu or --vram"
 
 
 def test_within_the_margin_is_tight_and_fits(call):
@@ -183,6 +187,32 @@ def test_memfit_takes_the_longest_record_of_prepared_data(call, own_roots: Path,
     )
     _, document, _ = call("memfit", "--config", str(recipe), "--vram", "24GiB")
     assert "by its bytes" in document["assumptions"][0]
+
+
+def test_a_late_long_record_counts_by_its_tokens_once_they_are_counted(call, own_roots: Path, tmp_path: Path):
+    """B71: 100 records of 50 tokens, one of 2,000 at the end, batch 4 padded: 4 x 2,000, and the record is named."""
+    records, word = tmp_path / "texts.jsonl", "a b c d e f g h "
+    lines = [json.dumps({"text": f"{number:03d}" + "x" * 45, "split": "train"}) for number in range(100)]
+    records.write_text("\n".join([*lines, json.dumps({"text": "y" * 1998, "split": "train"})]) + "\n")
+    shares = ("--train-ratio", "1", "--val-ratio", "0")
+    assert call("data-prepare", str(records), "--name", "late", *shares)[0] == 0
+    letters = tmp_path / "letters.jsonl"
+    letters.write_text("\n".join(json.dumps({"text": word * number}) for number in range(1, 60)) + "\n")
+    assert call("data-prepare", str(letters), "--name", "letters")[0] == 0
+    assert call("tokenizer-train", "--dataset", "letters", "--name", "letters", "--vocab-size", "280")[0] == 0
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        "name: tune\nmethod: full\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n"
+        "tokenizer: {path: letters}\ndata: {dataset: late, seq_len: 4096, micro_batch: 4}\n"
+    )
+    bound = call("memfit", "--config", str(recipe), "--vram", "80GiB")[1]["assumptions"][0]
+    assert bound == "the longest record (train.jsonl:101) has at most 2000 tokens, by its bytes"
+    tokens.tokenize(dataset.load(dataset.resolve("late")), artifact.load(artifact.resolve("letters")))
+    _, document, _ = call("memfit", "--config", str(recipe), "--vram", "80GiB")
+    assert document["assumptions"][0] == "the longest record (train.jsonl:101) has 2000 tokens"
+    assert "4 x 2000 tokens a micro-batch" in document["assumptions"][1]
+    code, document, text = call("memfit", "--config", str(recipe), "--vram", "4GiB")
+    assert code == 4 and "train.jsonl:101" in text
 
 
 @pytest.mark.parametrize(
@@ -290,10 +320,11 @@ def test_check_refuses_an_unpinned_base_and_an_invalid_recipe(call, tmp_path: Pa
 
 def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("training.calculator.devices.gpus", lambda: ())
+    monkeypatch.setattr("training.calculator.nvml.ask", lambda: nvml.Answer((), None, "no driver"))
     started = time.perf_counter()
     code, document, text = call("doctor")
     assert code == 0 and time.perf_counter() - started < 2
     assert document["docker"] is None and document["gpus"] == [] and "Docker is not installed" in text
+    assert "no driver: training runs on the CPU" in text
     assert document["memory"]["total_bytes"] > 1 << 28 and document["packages"]["torch"].startswith("2.")
     assert document["llama_cpp"].startswith("b") and document["cpu"]["usable_cores"] >= 1

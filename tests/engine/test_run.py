@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from training.calculator import nvml
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import UserError
@@ -69,6 +70,19 @@ def test_a_run_leaves_a_whole_folder(recipe: Path):
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 12 and summary["stop_reason"] == "steps" and summary["device"] == "cpu"
     assert sorted(losses(run)) == list(range(1, 13)) and losses(run)[12] < losses(run)[1]
+
+
+def test_a_run_enters_this_machines_record_of_estimates(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch):
+    monkeypatch.setattr(nvml, "ask", lambda: nvml.Answer((), None, "no driver"))
+    _, run = train(recipe)
+    summary = files.read_json(run.path / "summary.json")
+    capsys.readouterr()
+    assert main(["memfit", "--config", str(recipe), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (past,) = document["record"]
+    assert past["run"] == run.id and past["peak_bytes"] == summary["peak_bytes"]
+    assert past["estimate_bytes"] == document["peak"]["device_bytes"] == summary["estimate_bytes"]
+    assert document["report"]["rows"]["on this machine"].startswith("1 run, estimate over peak +")
 
 
 def test_the_checkpoint_is_what_transformers_loads(recipe: Path):

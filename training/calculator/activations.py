@@ -76,19 +76,19 @@ def _adapters(plan: Plan, names: tuple[str, ...] | None = None) -> int:
     return total
 
 
-def mask(plan: Plan) -> int:
-    """The attention mask of a batch, where attention takes one as a tensor.
+def mask(plan: Plan, layers: int | None = None) -> int:
+    """The attention mask of a batch, where attention takes one as a tensor; `layers` keep it, by default all that do.
 
     Packed rows: one of bool, and SDPA's additive copy in every layer. Eager attention: an additive one, causal or not.
     """
     scores = plan.B * plan.S * plan.S
-    if plan.is_eager and not plan.on_cpu:
+    if plan.is_eager:
         return scores * plan.z
     if not plan.has_mask:
         return 0
-    layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.shape.num_layers
-    copies = 0 if plan.is_eager else layers * plan.e
-    return scores * (1 + copies)
+    if layers is None:
+        layers = 1 if plan.recipe.memory.gradient_checkpointing else plan.shape.num_layers
+    return scores * (1 + layers * plan.e)
 
 
 def recomputed(plan: Plan) -> int:
@@ -96,12 +96,21 @@ def recomputed(plan: Plan) -> int:
     return plan.T * (per_token_layer(plan) - (4 * plan.shape.hidden_size if plan.z == 4 else 0))
 
 
+def passing(plan: Plan) -> int:
+    """The most bytes of one token in a layer that keeps nothing, its input apart: feed-forward half or attention."""
+    shape, e = plan.shape, plan.e
+    keys = 2 * shape.num_key_value_heads * shape.head_dim + 2 * plan.key_width
+    scores = shape.num_heads * (plan.S * (8 if e == 4 else 10) if plan.is_eager else 4)
+    attention = e * (2 * plan.query_width + keys) + scores
+    return e * shape.hidden_size + max(3 * e * shape.intermediate_size, attention)
+
+
 def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
     """The most that one layer's backward holds beyond its saved set: in its feed-forward half, or in its attention.
 
-    When attention goes backward the feed-forward half has given its set back, and its weights' gradients stand
-    (`with_gradients`: they are not counted elsewhere). A 4-bit matrix is unpacked for its own product alone, so none is
-    while attention goes backward.
+    The down projection's gradient stands by then; when attention goes backward the feed-forward half has given its set
+    back, and all its gradients stand (`with_gradients`: they are not counted elsewhere). A 4-bit matrix is unpacked for
+    its own product alone, so none is while attention goes backward.
     """
     shape, trained = plan.shape, not plan.is_adapter
     stream = plan.z * shape.hidden_size
@@ -110,7 +119,8 @@ def in_flight(plan: Plan, *, with_gradients: bool = True) -> int:
     streams = 2 * stream if trained else stream
     attention = plan.T * (streams + _attention_in_flight(plan) - _free_in_attention(plan))
     if trained and with_gradients and not plan.accumulates:
-        attention += 3 * plan.weight_bytes * shape.hidden_size * shape.intermediate_size
+        gradient = plan.weight_bytes * shape.hidden_size * shape.intermediate_size
+        feed_forward, attention = feed_forward + gradient, attention + 3 * gradient
     return max(feed_forward, attention)
 
 

@@ -1,7 +1,6 @@
 """The device that an estimate is held against: the GPU found, one by name or size, or this machine's own memory.
 
-Usable is the total less what is in use before the run and a margin. NVML is asked through pynvml; its absence is an
-answer, not an error.
+Usable is the total less what is in use before the run and a margin.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.calculator import nvml
 from training.core.errors import UserError
 from training.core.units import parse_bytes
 from training.recipe.model import Recipe
@@ -37,6 +37,7 @@ class Device:
     total_bytes: int
     used_bytes: int
     users: tuple[str, ...] = ()
+    place: str | None = None  # which of the machine's GPUs it is, where it was found
 
     @property
     def available_bytes(self) -> int:
@@ -50,6 +51,7 @@ class Device:
         return {
             "name": self.name, "kind": self.kind, "total_bytes": self.total_bytes, "used_bytes": self.used_bytes,
             "margin_bytes": MARGIN_BYTES, "usable_bytes": self.usable_bytes, "users": list(self.users),
+            "place": self.place,
         }  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def trains_on_cpu(recipe: Recipe) -> bool:
 
 def _by_name(name: str) -> Device:
     wanted = _plain(name)
-    exact = [known for known in GPUS if wanted in (_plain(known), _plain(known.rpartition(" ")[0]))]
+    exact = [known for known in GPUS if wanted in (_plain(known), _plain(_without_size(known)))]
     matches = exact or [known for known in GPUS if wanted and wanted in _plain(known)]
     if len(matches) == 1:
         return Device(matches[0], "cuda", GPUS[matches[0]] * _MIB, 0)
@@ -84,6 +86,16 @@ def _by_name(name: str) -> Device:
         f"which {name} is meant" if matches else f"unknown GPU {name}", where="--gpu", found=name,
         expected=" or ".join(near), next_command="give one of these names, or a size: --vram 10GiB",
     )  # fmt: skip
+
+
+def is_same(name: str, other: str) -> bool:
+    """Whether two names mean one kind of GPU, however they are spelled, and with or without its size."""
+    return bool({_plain(name), _plain(_without_size(name))} & {_plain(other), _plain(_without_size(other))})
+
+
+def _without_size(name: str) -> str:
+    head, _, tail = name.rpartition(" ")
+    return head if tail.upper().endswith("GB") else name
 
 
 def _plain(name: str) -> str:
@@ -95,42 +107,10 @@ def _plain(name: str) -> str:
 
 
 def gpus() -> tuple[Device, ...]:
-    """The NVIDIA GPUs of this machine with who uses them; none where NVML or the driver is absent."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: object, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
-    try:
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:
-        processes = []
-    users = tuple(f"process {one.pid}: {(one.usedGpuMemory or 0) / _MIB:.0f} MiB" for one in processes)
-    return Device(name if isinstance(name, str) else name.decode(), "cuda", memory.total, memory.used, users)
-
-
-def driver() -> str | None:
-    """The NVIDIA driver's version; None where there is none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
+    """The NVIDIA GPUs that this process may use, with who uses them; none where there is no driver."""
+    return tuple(
+        Device(gpu.name, "cuda", gpu.total_bytes, gpu.used_bytes, gpu.users, gpu.place) for gpu in nvml.ask().gpus
+    )
 
 
 def this_machine() -> Device:

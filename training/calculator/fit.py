@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training.calculator import advice, devices, lengths, shapes
+from training.calculator import advice, devices, history, lengths, nvml, shapes
 from training.calculator import solve as solving
 from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
@@ -15,7 +15,8 @@ from training.calculator.lengths import Longest
 from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.timeline import Timeline
-from training.core.errors import UserError
+from training.core.errors import MachineError, RunError, UserError
+from training.core.units import format_bytes
 from training.recipe.load import Resolved
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Fit:
     other: Estimate | None = None
     traced: dict | None = None
     timeline: Timeline | None = None  # of the traced step
+    record: tuple[history.Past, ...] = ()  # runs of this device that are over
 
     @property
     def difference(self) -> float | None:
@@ -80,19 +82,20 @@ class Fit:
             "solve": self.solution.to_json() if self.solution else None,
             "trace": self.traced,
             "difference": self.difference,
+            "record": [past.to_json() for past in self.record] or None,
         }
 
 
 def fit(
     resolved: Resolved, *, gpu: str | None = None, vram: str | None = None, solve: str | None = None,
     longest: Longest | None = None, with_levers: bool = True, trace: Trace | None = None, asks_trace: bool = False,
-    parallel: Parallel | None = None,
+    parallel: Parallel | None = None, with_record: bool = False,
 ) -> Fit:  # fmt: skip
     """Estimate a recipe and hold it against the device named, or the one found.
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
-    `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any.
-    With `parallel` the device is one rank's, and nothing is traced.
+    `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any. `with_record` reads
+    what this machine's finished runs peaked at. With `parallel` the device is one rank's, and nothing is traced.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
@@ -121,7 +124,8 @@ def fit(
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
     seen = (traced.to_json(), traced.timeline) if traced else (None, None)
-    return Fit(recipe.name, now, device, levers, solution, parallel, other, *seen)
+    record = history.of_device(device) if with_record else ()
+    return Fit(recipe.name, now, device, levers, solution, parallel, other, *seen, record)
 
 
 def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Estimate, Estimate | None]:
@@ -130,3 +134,30 @@ def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Es
         return by_formula or by_trace, None
     difference = by_formula.peak.allocated_bytes / by_trace.peak.allocated_bytes - 1
     return (by_formula, by_trace) if abs(difference) <= TRUSTED_DIFFERENCE else (by_trace, by_formula)
+
+
+def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
+    """Hold a recipe against this machine, before anything is allocated.
+
+    Raises MachineError where nothing here can train it, RunError where it does not fit; with who else uses the GPU.
+    """
+    result = fit(resolved, longest=longest)
+    needed = f"{format_bytes(result.estimate.peak.device_bytes)} needed"
+    if result.device is None:
+        raise MachineError(
+            f"{nvml.ask().problem}, and a CPU trains in fp32 alone", found=needed,
+            expected="a GPU, or memory.weights=fp32", next_command="make doctor",
+        )  # fmt: skip
+    if result.fits is False:
+        lever = advice.best(result.levers)
+        longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
+        raise RunError(
+            "the run does not fit this machine", found=needed + longest_record, expected=_room(result.device),
+            next_command=f"try {lever.override if lever else 'a smaller model'} (make memfit CONFIG={resolved.path})",
+        )  # fmt: skip
+    return result
+
+
+def _room(device: Device) -> str:
+    users = f"; in use by {', '.join(device.users)}" if device.users else ""
+    return f"at most {format_bytes(device.usable_bytes)}, usable of {device.name}{users}"

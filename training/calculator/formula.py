@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from training.calculator import activations, layers, runtime
 from training.calculator import parallel as parallelism
+from training.calculator.calibration import Calibration
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
@@ -29,18 +30,20 @@ _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
 
 
 def estimate(
-    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, parallel: Parallel | None = None
-) -> Estimate:
+    recipe: Recipe, *, on_cpu: bool | None = None, gpu: str | None = None, parallel: Parallel | None = None,
+    calibration: Calibration | None = None,
+) -> Estimate:  # fmt: skip
     """Estimate the peak memory of a recipe's step. Raises UserError where the model is not known.
 
-    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known;
-    `parallel` asks for one rank's share.
+    `on_cpu` says where it trains; None asks this machine, as the trainer does. `gpu` is the card's name, where known,
+    and `calibration` what was measured of it, by default this machine's own record. `parallel` asks for one rank's
+    share.
     """
     if on_cpu is None:
         from training.calculator import devices
 
         on_cpu = devices.trains_on_cpu(recipe)
-    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel)
+    plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel, calibration=calibration)
     moments = instants(plan)
     overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
     return Estimate(
@@ -61,6 +64,7 @@ def _alone(plan: Plan) -> tuple[Instant, ...]:
     loaded, rest, scratch, moments = weights(plan), rounding(plan), _if(workspaces(plan)), optimizer_states(plan)
     states = 2 if plan.recipe.optimizer.name == "adamw" else 0
     copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
+    is_recomputed = plan.recipe.memory.gradient_checkpointing
 
     def standing(more: int) -> tuple[Term, ...]:
         """What stands beside `more` tensors like each trained one."""
@@ -70,22 +74,27 @@ def _alone(plan: Plan) -> tuple[Instant, ...]:
     held = (
         *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
     )  # fmt: skip
-    mask, kept, rests = (_if(term(plan)) for term in (attention_mask, kept_outputs, saved_rounding))
+    kept, rests = (_if(term(plan)) for term in (kept_outputs, saved_rounding))
+    mask = (positions(plan), *_if(attention_mask(plan)))
     saved = (*held, saved_activations(plan), *rests, *mask)
     in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
     last = (gradients(plan), *kept)
-    return (
-        Instant("load", (loaded, *_if(rest), *_if(load_temporaries(plan)))),
-        Instant("forward_end", (*saved, logits(plan))),
-        Instant("loss_backward", (*saved, loss_backward(plan))),
-        Instant("head_backward", (*saved, head_backward(plan), *_if(head_gradient(plan)))),
-        Instant("layer_backward", (*in_layers, *layer_backward(plan))),
-        Instant("first_layer_backward", (*standing(1), *mask, *kept, *first_layer_backward(plan))),
-        Instant("backward_end", (*standing(1), *last, *_if(embedding_gradients(plan)))),
-        Instant("optimizer_step", (*standing(1 + copies), *last, *_if(step_temporaries(plan)))),
-        Instant("evaluation", (*standing(0), *mask, evaluation(plan))),
-        Instant("checkpoint_save", standing(0)),
-    )
+    joined, head = chunk_gradients(plan, 3), chunk_gradients(plan, 2) or _if(head_gradient(plan))
+    at = {
+        "load": (loaded, *_if(rest), *_if(load_temporaries(plan))),
+        "layer_forward": (*held, saved_layers(plan), *mask, passing_layer(plan, 0)) if is_recomputed else (),
+        "forward_end": (*saved, logits(plan)),
+        "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
+        "head_backward": (*saved, *head, head_backward(plan)),
+        "chunks_joined": (*saved, *joined) if joined else (),
+        "layer_backward": (*in_layers, *layer_backward(plan)),
+        "first_layer_backward": (*standing(1), *mask, *kept, *first_layer_backward(plan)),
+        "backward_end": (*standing(1), *last, *_if(embedding_gradients(plan))),
+        "optimizer_step": (*standing(1 + copies), *last, *_if(step_temporaries(plan))),
+        "evaluation": (*standing(0), *evaluation(plan)),
+        "checkpoint_save": standing(0),
+    }
+    return tuple(Instant(name, terms) for name, terms in at.items() if terms)
 
 
 def _if(term: Term) -> tuple[Term, ...]:
@@ -118,18 +127,26 @@ def saved_rounding(plan: Plan) -> Term:
     return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
 
 
-def attention_mask(plan: Plan) -> Term:
+def attention_mask(plan: Plan, layers: int | None = None) -> Term:
     return Term(
-        "attention_mask", activations.mask(plan), "B * S*S * (1 + e a layer; eager: z)",
+        "attention_mask", activations.mask(plan, layers), "B * S*S * (1 + e a layer; eager: z)",
         "packed rows need a block-diagonal mask (SDPA: an additive copy in each layer); eager attention always has one",
     )  # fmt: skip
 
 
+def positions(plan: Plan) -> Term:
+    """The rotary tables of a step, which every layer reads; packed rows have positions of their own."""
+    rows = plan.B if plan.recipe.data.packing else 1
+    size = rows * plan.S * 2 * plan.z * plan.shape.head_dim
+    return Term("positions", size, "2z*d a position", "cosines and sines (arXiv 2104.09864)")
+
+
 def logits(plan: Plan) -> Term:
-    each = plan.logit_bytes + 4 + (4 if plan.logit_bytes < 4 else 0)
+    """The plain step's model holds its logits while the loss works on a copy; the trainer's step lets go of them."""
+    each = 8 + (plan.logit_bytes if plan.is_hf and plan.logit_bytes < 4 else 0)
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "logits, their float32 copy, log-softmax (torch cross_entropy)",
+        "float32 logits and their log-softmax (torch cross_entropy), beside 16-bit ones that the model still holds",
     )  # fmt: skip
 
 
@@ -166,10 +183,22 @@ def head_gradient(plan: Plan) -> Term:
     )
 
 
-def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ...]:
+def chunk_gradients(plan: Plan, heads: int) -> tuple[Term, ...]:
+    """What a loss in chunks piles up while it goes back: the hidden states' gradients, and the head's.
+
+    `heads` is 1 for the sum so far, 2 with the next chunk's beside it, 3 while the two are added up.
+    """
+    if plan.logit_tokens == plan.T:
+        return ()
+    hidden = Term("hidden_gradients", plan.T * plan.z * plan.shape.hidden_size, "T * z*h", "one part a chunk")
+    one = head_gradient(plan)
+    return hidden, *_if(Term(one.name, heads * one.num_bytes, f"{heads} * {one.equation}", one.source))
+
+
+def layer_backward(plan: Plan) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
     flight = Term(
-        "layer_backward", activations.in_flight(plan, with_gradients=with_gradients),
+        "layer_backward", activations.in_flight(plan),
         "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
         _AUTOGRAD,
     )  # fmt: skip
@@ -178,16 +207,17 @@ def layer_backward(plan: Plan, *, with_gradients: bool = True) -> tuple[Term, ..
 
 
 def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
-    """The layer whose backward comes last: every other layer's set is free, and all the layers' gradients stand."""
-    missing = (
-        0
-        if plan.is_adapter or plan.accumulates or plan.shape.tied
-        else plan.shape.embedding_parameters * plan.weight_bytes
-    )
-    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for an untied embedding", _AUTOGRAD)
+    """The layer whose backward comes last: every other layer's set is free, and those layers' gradients stand."""
+    missing = plan.shape.layer_parameters + (0 if plan.shape.tied else plan.shape.embedding_parameters)
+    if plan.is_adapter or plan.accumulates:
+        missing = 0
+    grown = Term(
+        "gradients", plan.trainable_bytes - missing * plan.weight_bytes, "trained but for this layer and its input",
+        _AUTOGRAD,
+    )  # fmt: skip
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
     own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan, with_gradients=False))
+    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
 
 
 def recomputed_layer(plan: Plan) -> Term:
@@ -217,9 +247,19 @@ def embedding_gradients(plan: Plan) -> Term:
 # ---- between steps
 
 
-def evaluation(plan: Plan) -> Term:
-    """One layer at a time and nothing saved (at most what it would keep), or the logits of a micro-batch after it."""
-    return max(layer_set(plan, "evaluated_layer"), logits(plan), key=lambda term: term.num_bytes)
+def passing_layer(plan: Plan, streams: int) -> Term:
+    """A layer whose modules keep nothing, beside `streams` residual streams that are not counted elsewhere."""
+    each = streams * plan.z * plan.shape.hidden_size + activations.passing(plan)
+    how = f"T * [{streams}z*h + e*h + max(3e*f, attention)]"
+    return Term("passing_layer", plan.T * each, how, "what a layer's modules hold at once")
+
+
+def evaluation(plan: Plan) -> tuple[Term, ...]:
+    """One layer at a time with nothing saved, or the logits of a micro-batch behind the last hidden states."""
+    hidden = 2 * plan.e * plan.T * plan.shape.hidden_size
+    layer = (passing_layer(plan, 2), positions(plan), *_if(attention_mask(plan, layers=1)))
+    head = (logits(plan), Term("hidden_states", hidden, "T * 2e*h", "all of them, and those that are trained on"))
+    return max(layer, head, key=lambda terms: sum(term.num_bytes for term in terms))
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:

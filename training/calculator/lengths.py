@@ -1,8 +1,8 @@
 """The length that counts: of rows that are padded and not packed, the longest record's, however late it comes.
 
-`stats.json` of a prepared data set gives it in tokens where they were counted, else in bytes. A byte-level tokenizer
-makes no more tokens than bytes, so bytes and the two special tokens around a text are a bound. The template of a
-conversation adds more, so its bytes bound nothing.
+Where a data set was tokenized, its tokens were counted. Else `stats.json` gives bytes: a byte-level tokenizer makes no
+more tokens than bytes, so bytes and the two special tokens around a text are a bound. The template of a conversation
+adds more, so its bytes bound nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ class Longest:
 
 
 def of_stats(stats: dict, split: str = "train") -> Longest | None:
-    """Read the longest record of a split out of a `stats.json`; None where it tells none."""
-    part = stats.get("splits", {}).get(split, {})
-    tokens, text_bytes = part.get("tokens_per_record"), part.get("text_bytes_per_record")
-    if tokens:
-        return Longest(tokens["max"], False, tokens.get("longest"))
+    """The bound that a `stats.json` gives of a split; None where it gives none."""
+    text_bytes = stats.get("splits", {}).get(split, {}).get("text_bytes_per_record")
     if text_bytes and stats.get("form") == "text":
         return Longest(text_bytes["max"] + _SPECIAL_TOKENS, True, text_bytes.get("longest"))
     return None
+
+
+def of_tokens(manifest: dict, split: str = "train") -> Longest | None:
+    """The longest record of a split by the manifest of its tokens; None where it does not tell."""
+    tokens = manifest["splits"].get(split, {}).get("tokens_per_record")
+    return Longest(tokens["max"], False, tokens["longest"]) if tokens else None
 
 
 def shortened(recipe: Recipe, longest: Longest | None) -> Recipe:

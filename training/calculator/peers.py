@@ -7,9 +7,10 @@ configuration and the number of parameters that it would fetch, accelerate an em
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,14 +20,17 @@ from training.calculator.bench import Bench, Error, nine_in_ten, percent
 from training.calculator.plan import Plan
 from training.calculator.published import Row, rows
 from training.calculator.shapes import config_of
-from training.core.errors import MachineError
+from training.core.errors import MachineError, Problems
 from training.recipe.model import Recipe
 
 MARK = "bench-memfit --peers"
+TRACE_MARK = "bench-memfit --trace"
 _MIB = 1 << 20
 _NOTES = {
     "memfit": "what it reserves and NVML's count carry its margin, so as not to be under; the others' carry none",
+    "memfit, bare": "its replay of the allocator and its context, without the margins",
     "fitcheck-llm 0.3.1": "the T4 rows are its own measurements; those with the role calibration set its constants",
+    "memfit --trace": "the bare trace, without margins, and the context of the GPU",
     "accelerate, loading": "estimate-memory's total size in the type of the weights, NF4 as int4: no step at all",
     "accelerate, training": "estimate-memory's training with Adam in float16: a full one, since it knows no adapters",
 }
@@ -61,11 +65,18 @@ def run(bench: Bench) -> tuple[Peer, ...]:
     """
     ours = Peer("memfit", tuple(error for error in bench.errors if error.row.is_complete), ())
     asked = {
+        "memfit, bare": _without_margins,
         "fitcheck-llm 0.3.1": _fitcheck(), "accelerate, loading": _accelerate_loading,
         "accelerate, training": _accelerate_training,
     }  # fmt: skip
-    questions = _questions()
-    return (ours, *(_ask(name, ask, questions) for name, ask in asked.items()))
+    with _questions() as questions:
+        return (ours, *(_ask(name, ask, questions) for name, ask in asked.items()))
+
+
+def traced() -> Peer:
+    """The trace's own counts of every complete row, without memfit's margins; it takes minutes."""
+    with _questions() as questions:
+        return _ask("memfit --trace", _trace, questions)
 
 
 @dataclass(frozen=True)
@@ -77,14 +88,16 @@ class _Question:
     config: dict
 
 
-def _questions() -> list[_Question]:
+@contextlib.contextmanager
+def _questions() -> Iterator[list[_Question]]:
+    """Every complete row as a question; the configurations' files are there for as long as it is asked."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows():
             if row.is_complete:
                 recipe = row.recipe(Path(folder))
                 found.append(_Question(row, Plan.of(recipe, gpu=row.gpu), config_of(recipe.model)))
-    return found
+        yield found
 
 
 def _ask(name: str, ask: Callable[[_Question], Counts], questions: Sequence[_Question]) -> Peer:
@@ -153,6 +166,33 @@ def _fitcheck_words(recipe: Recipe, plan: Plan) -> dict:
     }  # fmt: skip
 
 
+# ---- this project's own figures, bare
+
+
+def _without_margins(question: _Question) -> Counts:
+    from training.calculator import runtime
+    from training.calculator.formula import instants
+    from training.calculator.replay import replay
+
+    plan = question.plan
+    allocated = max(instant.num_bytes for instant in instants(plan))
+    reserved = allocated * replay(plan).ratio
+    return {"allocated": allocated, "reserved": reserved, "nvml": reserved + runtime.context(plan).num_bytes}
+
+
+def _trace(question: _Question) -> Counts:
+    from training.calculator import runtime
+    from training.calculator.trace import trace
+
+    try:
+        found = trace(question.plan)
+    except Problems as error:
+        raise _NoWords(error.problems[0].what) from error
+    context = runtime.context(question.plan).num_bytes
+    reserved = found.reserved_bytes
+    return {"allocated": found.allocated_bytes, "reserved": reserved, "nvml": reserved + context}
+
+
 # ---- accelerate estimate-memory
 
 
@@ -203,7 +243,7 @@ def page_part(peers: Sequence[Peer]) -> str:
     ]
     for peer in peers:
         lines += [_line(peer.name, group, errors) for group, errors in sorted(_groups(peer.errors).items())]
-    lines += ["", *(f"- {name}: {note}" for name, note in _NOTES.items())]
+    lines += ["", *(f"- {peer.name}: {_NOTES[peer.name]}" for peer in peers)]
     for peer in peers:
         reasons = Counter(reason for _, reason in peer.left_out)
         lines += [
@@ -232,9 +272,9 @@ def _size(value: float) -> str:
 
 
 def _holdout(peers: Sequence[Peer]) -> list[str]:
-    """NVML's count on the T4 rows that did not set fitcheck-llm's constants: of memfit and of fitcheck-llm."""
+    """NVML's count on the T4 rows that did not set fitcheck-llm's constants."""
     lines = []
-    for peer in peers[:2]:
+    for peer in peers[:3]:
         kept = [error for error in peer.errors if error.kind == "nvml" and "role=calibration" not in error.row["notes"]]
         found = [error.relative for error in kept]
         lines.append(

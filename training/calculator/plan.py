@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from training.calculator.calibration import Calibration, find
 from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
 from training.recipe.model import Recipe
@@ -31,20 +32,23 @@ class Plan:
     on_cpu: bool = False
     gpu: str | None = None  # its name, where it is known
     parallel: Parallel | None = None  # None for one process
+    calibration: Calibration | None = None  # what was measured of the GPU, where it was
 
     @classmethod
     def of(
-        cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None, parallel: Parallel | None = None
-    ) -> Plan:
+        cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None, parallel: Parallel | None = None,
+        calibration: Calibration | None = None,
+    ) -> Plan:  # fmt: skip
         """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
-        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, parallel)
+        known = calibration or (None if on_cpu else find(gpu))
+        plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, parallel, known)
         _ = plan.adapted  # raises on a target that matches nothing
         return plan
 
     @classmethod
     def without_shape(cls, recipe: Recipe, *, on_cpu: bool = False, gpu: str | None = None) -> Plan:
         """The plan of a recipe whose model the formula does not know: enough for a trace."""
-        return cls(recipe, None, on_cpu, gpu)
+        return cls(recipe, None, on_cpu, gpu, calibration=None if on_cpu else find(gpu))
 
     # ---- sizes
 

@@ -45,3 +45,10 @@ class MakeProbe(Protocol):
 
         Raises UserError where its step cannot be run.
         """
+
+
+def dtype_of(weights: str) -> torch.dtype:
+    """The type that a probe's other weights have: that of `memory.weights`, and of an NF4 base 16 bits."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, torch.float16)

@@ -74,7 +74,10 @@ def reserve(plan: Plan, allocated_bytes: int, ratio: float) -> Term:
 
 
 def context(plan: Plan) -> Term:
-    """What the device's context takes, by the GPU's name."""
+    """What the device's context takes: as this machine's calibration measured it, else by the GPU's name."""
+    if known := plan.calibration:
+        how = f"measured here on {known.gpu}, driver {known.driver}, torch {known.torch}, as were the workspaces"
+        return Term("context", known.context_bytes, f"{known.context_bytes / MIB:.0f} MiB", how)
     size, source = next(
         (found for name, found in CONTEXTS.items() if name.lower() in (plan.gpu or "").lower()),
         (DEFAULT_CONTEXT_BYTES, "a pessimistic default, not measured on this GPU"),

@@ -36,7 +36,9 @@ def workspaces(plan: Plan) -> Term:
 
 
 def workspace_bytes(plan: Plan) -> int:
-    """One thread's workspace on the plan's GPU."""
+    """One thread's workspace on the plan's GPU, as it was measured there, else as PyTorch's source has it."""
+    if plan.calibration:
+        return plan.calibration.workspace_bytes
     return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
 
 

@@ -1,6 +1,7 @@
 """`doctor`: what this machine has. Whatever is absent is told, and is no error."""
 
 import argparse
+import dataclasses
 import os
 import platform
 import shutil
@@ -22,20 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import devices
+    from training.calculator import devices, nvml
     from training.containers import engine
 
-    memory = devices.this_machine()
+    memory, answer = devices.this_machine(), nvml.ask()
     document = {
         "schema": 1,
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
         "memory": {"total_bytes": memory.total_bytes, "available_bytes": memory.available_bytes},
         "disk": {"data": _disk(paths.roots().data), "cache": _disk(paths.roots().cache)},
-        "gpus": [gpu.to_json() for gpu in devices.gpus()],
-        "driver": devices.driver(),
+        "gpus": [dataclasses.asdict(gpu) for gpu in answer.gpus],
+        "driver": answer.driver,
+        "no_gpu": answer.problem,
         "docker": _ask("docker", "version", "--format", "{{.Server.Version}}"),
         "compose": _ask("docker", "compose", "version", "--short"),
-        "missing_for_containers": [error.to_json() for error in engine.problems(gpu=bool(devices.gpus()))],
+        "missing_for_containers": [error.to_json() for error in engine.problems(gpu=bool(answer.gpus))],
         "images": {},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -62,7 +64,7 @@ def _fill(report: Report, document: dict) -> None:
             f" free of {format_bytes(gpu['total_bytes'])}, driver {document['driver']}",
         )
     if not document["gpus"]:
-        report.add("gpu", "none found (no NVIDIA driver answers): training runs on the CPU in fp32")
+        report.add("gpu", f"{document['no_gpu']}: training runs on the CPU in fp32")
     _fill_containers(report, document)
     report.add("python", f"{document['python']}, {document['platform']}")
     missing = [name for name, found in document["packages"].items() if found is None]

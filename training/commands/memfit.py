@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import fit
+    from training.calculator import fit, nvml
+    from training.data.longest import of_recipe
     from training.recipe.load import load
 
     ranks = _ranks(args)
@@ -51,13 +52,15 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if args.sweep:
         return _sweep(args, report, ranks)
     resolved = load(Path(args.config), args.overrides)
-    longest = _longest(resolved.recipe)
+    longest = of_recipe(resolved.recipe)
     result = fit.fit(
         resolved, gpu=args.gpu, vram=args.vram, solve=args.solve, longest=longest, trace=_trace, asks_trace=args.trace,
-        parallel=ranks,
+        parallel=ranks, with_record=True,
     )  # fmt: skip
     _print_table(result)
     _fill(report, result)
+    if not (args.gpu or args.vram or (result.device and result.device.kind == "cuda")):
+        report.add("gpu", f"{nvml.ask().problem}; name one with --gpu or --vram")
     if args.plot:
         _draw(resolved.recipe, result, longest, Path(args.plot), report)
     if result.fits is False:
@@ -76,21 +79,6 @@ def _ranks(args: argparse.Namespace):
         raise UserError("that follows one process alone", where=option, found=f"--ranks {args.ranks}",
                         expected="--ranks 1", next_command=f"leave {option} or --ranks out")  # fmt: skip
     return found
-
-
-def _longest(recipe):
-    """The longest record of the recipe's data set; None where rows are packed or nothing is prepared yet."""
-    from training.calculator import lengths
-    from training.core.errors import TrainyardError
-    from training.data import dataset
-
-    if recipe.data.packing or recipe.data.dataset is None:
-        return None
-    try:
-        return lengths.of_stats(dataset.load(dataset.resolve(recipe.data.dataset)).stats)
-    except TrainyardError as error:
-        say(f"data.seq_len counts as the length, since the data is not there: {error.what}")
-        return None
 
 
 def _trace(plan):
@@ -194,7 +182,7 @@ def _add_second_opinion(report: Report, result) -> None:
 
 
 def _fill(report: Report, result) -> None:
-    from training.calculator import advice
+    from training.calculator import advice, history
 
     estimate, peak = result.estimate, result.estimate.peak
     adapters = "" if estimate.trainable == estimate.parameters else f", {format_count(estimate.trainable)} trained"
@@ -214,11 +202,12 @@ def _fill(report: Report, result) -> None:
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
         total = format_bytes(result.device.total_bytes)
-        report.add("device", f"{result.device.name}: {usable} usable of {total} ({used} in use, a margin kept)")
-        for user in result.device.users:
-            report.add("in use by", user)
-    else:
-        report.add("device", "none known: name one with --gpu or --vram")
+        name = f"{result.device.name} ({result.device.place})" if result.device.place else result.device.name
+        report.add("device", f"{name}: {usable} usable of {total} ({used} in use, a margin kept)")
+        if result.device.users:
+            report.add("in use by", "\n".join(result.device.users))
+    if result.record:
+        report.add("on this machine", history.in_words(result.record))
     report.add("fits", {"fits": "yes", "tight": "yes, within the margin", "no": "no", None: "unknown"}[result.verdict])
     if result.solution:
         value = result.solution.value

@@ -18,7 +18,6 @@ _ASK_SECONDS = 10.0
 _LAST_LINES = 15
 _PRINTED_BY_STEP = re.compile(r"^#\d+ \d+\.\d+ (.*)$", re.M)
 """What the steps of a build have printed, without BuildKit's own repetition of the Dockerfile."""
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _TOOLKIT_COMMAND = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 _INSTALL_TOOLKIT = f"install the package nvidia-container-toolkit, then: {_TOOLKIT_COMMAND}"
 _GPU_WORDS = (
@@ -75,17 +74,16 @@ def require_plugin(name: str) -> str:
 
 def require_gpu() -> None:
     """Raise MachineError where a container could not have the GPU: no GPU, no driver, or no NVIDIA toolkit."""
-    from training.calculator import devices
+    from training.calculator import nvml
 
-    if not _DRIVER_FILE.exists():
+    answer = nvml.ask()
+    if not answer.gpus:
         raise MachineError(
-            "there is no NVIDIA driver on this machine",
-            found="no driver is loaded",
-            expected="the driver and a GPU",
-            next_command="install the NVIDIA driver and reboot; without a GPU use the service llama-cpu",
+            "there is no GPU to hand to a container" if answer.driver else "there is no NVIDIA driver on this machine",
+            found=answer.problem,
+            expected="the NVIDIA driver and a GPU",
+            next_command="nvidia-smi, once the driver is installed; the service llama-cpu needs neither",
         )
-    if not devices.gpus():
-        raise MachineError("the NVIDIA driver shows no GPU", expected="at least one", next_command="nvidia-smi")
     if not _knows_nvidia():
         raise MachineError(
             "the engine cannot hand out the GPU",

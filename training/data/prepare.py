@@ -171,7 +171,7 @@ class Preparation:
             },
             "splits": {
                 name: {"records": count, "groups": assignment.num_groups_in(name)}
-                | _lengths(ledger.text_bytes[assignment.of(name)])
+                | _lengths(name, ledger.text_bytes[assignment.of(name)])
                 for name, count in assignment.counts.items()
                 if count
             },
@@ -202,8 +202,10 @@ def _distribute(spool: Path, assignment: Assignment) -> None:
                 outputs[side].write(line)
 
 
-def _lengths(text_bytes: np.ndarray) -> dict:
-    """Total and spread of the records' lengths, which the memory plan reads."""
+def _lengths(split: str, text_bytes: np.ndarray) -> dict:
+    """Total and spread of the records' lengths, and the place of the longest, which the memory plan reads."""
     points = np.percentile(text_bytes, _PERCENTILES, method="higher")
     spread = {f"p{point}": int(value) for point, value in zip(_PERCENTILES, points, strict=True)}
-    return {"text_bytes": int(text_bytes.sum()), "text_bytes_per_record": {**spread, "max": int(text_bytes.max())}}
+    longest = int(text_bytes.argmax())
+    spread |= {"max": int(text_bytes[longest]), "longest": f"{split}.jsonl:{longest + 1}"}
+    return {"text_bytes": int(text_bytes.sum()), "text_bytes_per_record": spread}

@@ -82,15 +82,23 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer) -> Path:
     Raises UserError for a dataset of another form, IntegrityError where the dataset's bytes have changed.
     """
     _require_text(dataset)
-    key = files.sha256_json({"format": _FORMAT_VERSION, "dataset": dataset.hash, "tokenizer": tokenizer.hash})
-    folder = dataset.folder / "tokens" / files.short(key)
+    folder = folder_of(dataset, tokenizer)
     with store.exclusive(folder, KIND):
         if not store.reusable(folder, KIND):
             files.verify_manifest(dataset.folder, DATASET_KIND)
             _require_space(folder, dataset, tokenizer)
             with files.atomic_folder(folder) as temporary:
-                _write(temporary, dataset, tokenizer, key)
+                _write(temporary, dataset, tokenizer)
     return folder
+
+
+def folder_of(dataset: Dataset, tokenizer: Tokenizer) -> Path:
+    """Where a dataset's tokens of a tokenizer lie, or would lie."""
+    return dataset.folder / "tokens" / files.short(_key(dataset, tokenizer))
+
+
+def _key(dataset: Dataset, tokenizer: Tokenizer) -> str:
+    return files.sha256_json({"format": _FORMAT_VERSION, "dataset": dataset.hash, "tokenizer": tokenizer.hash})
 
 
 def _require_text(dataset: Dataset) -> None:
@@ -110,10 +118,10 @@ def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None
     files.require_space(folder, needed_bytes, "the tokens")
 
 
-def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, key: str) -> None:
+def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
     splits = {split: _write_split(folder, dataset, tokenizer, split) for split in dataset.splits}
     body = {
-        "hash": key,
+        "hash": _key(dataset, tokenizer),
         "dataset": {"name": dataset.name, "hash": dataset.hash},
         "tokenizer": {"name": tokenizer.name, "hash": tokenizer.hash, "pre_tokenizer": tokenizer.pre_tokenizer},
         "dtype": tokenizer.dtype.str,
@@ -145,4 +153,8 @@ def _write_split(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: st
     np.cumsum(lengths, out=offsets[1:])
     offsets.tofile(folder / f"{split}.offsets.bin")
     np.array(text_bytes, "<u8").tofile(folder / f"{split}.text_bytes.bin")
-    return {"documents": len(lengths), "tokens": num_tokens, "text_bytes": sum(text_bytes)}
+    longest = int(np.argmax(lengths))
+    return {
+        "documents": len(lengths), "tokens": num_tokens, "text_bytes": sum(text_bytes),
+        "tokens_per_record": {"max": lengths[longest], "longest": f"{split}.jsonl:{longest + 1}"},
+    }  # fmt: skip

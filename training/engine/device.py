@@ -9,6 +9,7 @@ import platform
 
 import torch
 
+from training.calculator.estimate import Peak
 from training.core.errors import MachineError, UserError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,12 +22,17 @@ class Device:
     torch_device: torch.device
     dtype: torch.dtype
     reason: str
+    name: str = "cpu"  # the GPU's, as its driver tells it
 
     def peak_bytes(self) -> int | None:
         """The allocator's peak on a GPU; None on a CPU, where the process's own peak counts."""
         if self.torch_device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.torch_device)
         return None
+
+    def counted(self, peak: Peak) -> int:
+        """The part of an estimate that the recorded peak can be held against: tensors on a GPU, else the process."""
+        return peak.allocated_bytes if self.torch_device.type == "cuda" else peak.device_bytes
 
 
 def resolve(weights: str) -> Device:
@@ -37,7 +43,8 @@ def resolve(weights: str) -> Device:
         )
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
-        return Device(torch.device("cuda"), _DTYPES[weights], f"CUDA found: {name}; weights {weights} by the recipe")
+        reason = f"CUDA found: {name}; weights {weights} by the recipe"
+        return Device(torch.device("cuda"), _DTYPES[weights], reason, name)
     if weights != "fp32":
         raise MachineError(
             "no GPU was found, and a CPU trains in fp32 alone",

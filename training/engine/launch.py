@@ -7,11 +7,10 @@ import contextlib
 import logging
 
 from training import __version__
-from training.calculator.fit import fit
-from training.calculator.formula import estimate
+from training.calculator import fit
 from training.core import files, locks
-from training.core.errors import IntegrityError, RunError, UserError
-from training.core.units import format_bytes
+from training.core.errors import IntegrityError, UserError
+from training.data import longest
 from training.engine import checkpoint, device, model, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.trainer import Trainer
@@ -47,18 +46,6 @@ def _key_of(run: RunFolder) -> str | None:
         return None
 
 
-def _require_fit(resolved: Resolved) -> None:
-    """Raise RunError where the estimate is over this machine, before anything is allocated."""
-    result = fit(resolved)
-    if result.fits is False:
-        raise RunError(
-            "the run does not fit this machine",
-            found=f"{format_bytes(result.estimate.peak.device_bytes)} needed",
-            expected=f"at most {format_bytes(result.device.usable_bytes)} on {result.device.name}",
-            next_command=f"make memfit CONFIG={resolved.path}",
-        )
-
-
 def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, bool]:
     """Train a recipe as a new run; returns the run, its summary and whether a finished run was reused.
 
@@ -66,8 +53,8 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
     """
     recipe = resolved.recipe
     trainable.require(resolved)
-    device.resolve(recipe.memory.weights)
-    _require_fit(resolved)
+    where = device.resolve(recipe.memory.weights)
+    expected = fit.require(resolved, longest.of_recipe(recipe)).estimate.peak
     inputs = resolve_inputs(recipe)
     model.check_vocabulary(recipe.model.arch["vocab_size"], inputs.tokenizer)
     key = run_key(resolved, inputs)
@@ -77,7 +64,7 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
             return run, _go_on(run), was_completed
         record = {
             "name": recipe.name, "method": recipe.method, "key": key, "recipe_sha256": resolved.sha256,
-            "parent": None, **inputs.origin(), "estimate_bytes": estimate(recipe).peak.device_bytes,
+            "parent": None, **inputs.origin(), "estimate_bytes": where.counted(expected),
         }  # fmt: skip
         run = RunFolder.create(recipe.name, record)
         kept.write(resolved, run.path / "recipe.yaml")

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from training.calculator.probe import MakeOptimizer, Phase
-from training.core.errors import UserError
 from training.engine import loop, model, optimizer, trainable
 from training.engine.checkpoint import TrainState
 from training.objectives.contract import measure
@@ -28,11 +27,7 @@ class TrainerProbe(loop.Hooks):
     def __init__(
         self, recipe: Recipe, device: torch.device, dtype: torch.dtype, make_optimizer: MakeOptimizer | None = None
     ):
-        if recipe.method not in trainable.METHODS:
-            raise UserError(
-                f"the trainer has no step of method {recipe.method} to look at", where="method", found=recipe.method,
-                expected=", ".join(trainable.METHODS), next_command="add memory.profile=hf",
-            )  # fmt: skip
+        trainable.require_method(recipe, "add memory.profile=hf")
         self.recipe = recipe
         self.model = model.build(recipe, dtype=dtype).train()
         if device.type != "cpu":

@@ -40,6 +40,15 @@ def require(resolved: Resolved) -> None:
         raise Problems("the recipe cannot be trained as it is", found)
 
 
+def require_method(recipe: Recipe, next_command: str) -> None:
+    """Raise UserError where the trainer has no step of the recipe's method."""
+    if recipe.method not in METHODS:
+        raise UserError(
+            f"the trainer has no step of method {recipe.method} to look at", where="method", found=recipe.method,
+            expected=", ".join(METHODS), next_command=next_command,
+        )  # fmt: skip
+
+
 def require_dataset(recipe: Recipe, dataset: Dataset) -> None:
     """Raise UserError where the data set has not what the recipe trains and validates on."""
     if dataset.form != "text":

@@ -192,7 +192,8 @@ class Trainer(loop.Hooks):
         peak = self.device.peak_bytes() or process.peak_rss_bytes()
         summary = {
             "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
-            "device": str(self.device.torch_device), "dtype": str(self.device.dtype).removeprefix("torch."),
+            "device": str(self.device.torch_device), "device_name": self.device.name,
+            "dtype": str(self.device.dtype).removeprefix("torch."),
             "quantization": None, "attention": self.recipe.memory.attention, "parameters": parameters,
             "stop_reason": state.stop_reason, "steps": state.step, "planned_steps": state.plan.total_steps,
             "epochs": state.epoch, "trained_tokens": state.trained_tokens, "skipped_steps": state.skipped_steps,
