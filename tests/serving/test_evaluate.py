@@ -210,6 +210,21 @@ def test_b68_the_server_renders_a_conversation_as_training_did(room: Room, serve
     assert evaluation.document["smoke"] == []
 
 
+def test_different_quant_types_are_compared_only_if_told(room: Room):
+    room.start()
+    data, key = room.model("new").read_bytes(), b"general.file_type" + (4).to_bytes(4, "little")
+    place = data.index(key) + len(key)
+    room.model("new").write_bytes(data[:place] + (7).to_bytes(4, "little") + data[place + 4 :])
+    room.rewrite_manifest("new", quant_type="Q8_0")
+    evaluation = room.evaluate(compare=str(room.model("old")))
+    assert isinstance(evaluation.error, UserError) and "new-F16.gguf is Q8_0" in evaluation.error.found
+    assert room.serves() == "old-F16"
+    evaluation = room.evaluate(compare=str(room.model("old")), any_quant=True)
+    assert evaluation.error is None, str(evaluation.error)
+    assert evaluation.document["other"]["model"]["quant_type"] == "F16" and room.serves() == "old-F16"
+    assert isinstance(room.evaluate(compare=str(room.model("old")), keep_serving=True).error, UserError)
+
+
 def test_a_tokenizer_that_is_not_here_is_said(room: Room):
     import shutil
 

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if record is None:
         report.add("state", "stopped")
     else:
-        report.add("state", "healthy" if state["healthy"] else "NOT healthy" if state["running"] else "GONE")
+        report.add("state", "healthy" if state["healthy"] else "NOT healthy" if state["running"] else "NOT RUNNING")
         report.add("model", f"{record['model']}{hash_part(record['sha256'])}, since {record['since']}")
         report.add("at", f"http://127.0.0.1:{record['port']}, {record['runtime']}, log {record['log']}")
     if loaded:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from training.core import locks, paths
 from training.core.errors import MachineError, TrainyardError, UserError
+from training.core.report import make_command
 from training.serving import control, prompts, report, swap
 from training.serving.candidate import Candidate
 from training.serving.service import Service, open_service
@@ -101,6 +102,7 @@ class _Steps:
                 "two models cannot both be kept in service",
                 found="--compare with --keep-serving",
                 expected="one of them",
+                next_command=make_command("serve-eval", "--keep-serving", MODEL=request.model, SERVICE=request.service),
             )
         asked = prompts.load(request.smoke)
         found = [Candidate(request.model, self.document, asked)]
@@ -115,6 +117,14 @@ class _Steps:
                 "models of different quant types are no fair comparison",
                 found=f"{one.model.path.name} is {one.quant_type}, {other.model.path.name} is {other.quant_type}",
                 expected="the same quant type, or --any-quant to compare them all the same",
+                next_command=make_command(
+                    "serve-eval",
+                    "--compare",
+                    str(paths.container_path(other.model.path)),
+                    "--any-quant",
+                    MODEL=paths.container_path(one.model.path),
+                    SERVICE=self.request.service,
+                ),
             )
 
     def _finish_unfinished(self) -> None:
