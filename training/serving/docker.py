@@ -10,8 +10,6 @@ Source: Compose v2 labels `com.docker.compose.*`; Docker Engine API, `ContainerI
 """
 
 import contextlib
-import datetime
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from training.core.report import utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
 from training.llamacpp.server import HOST, require_free_port
+from training.serving import facts
 from training.serving.composed import Composed, engine_url
 from training.serving.model import ModelFile
 from training.serving.runtime import OnWait
@@ -103,22 +102,22 @@ class DockerRuntime:
     def _described(self, container: dict) -> dict:
         """The record of a container, with the file's hash where it was started here."""
         state, host = container["State"], container["HostConfig"]
-        served_as = _model_of(container)
+        served_as = facts.model_of(container)
         variables = self._composed.variables_of(container)
         kept = self._kept(container["Id"])
         port = variables.get(f"{self._composed.prefix}_PORT", "0")
-        model = _host_path(served_as, container["Mounts"])
+        model = facts.host_path(served_as, container["Mounts"])
         return {
             "schema": 1, "kind": "service", "service": self.service, "runtime": self.name, "project": self.project,
             "container": container["Id"], "name": container["Name"].lstrip("/"), "port": int(port),
             "model": str(model), "served_as": served_as, "sha256": kept.get("sha256"), "file": kept.get("file"),
             "memory_bytes": kept.get("memory_bytes") or (model.stat().st_size if model.is_file() else 0),
             "device": "cuda" if host.get("DeviceRequests") else "cpu",
-            "arguments": _flags(container["Config"]["Cmd"]), "variables": variables,
+            "arguments": facts.flags(container["Config"]["Cmd"]), "variables": variables,
             "command": container["Config"]["Cmd"], "environment": container["Config"]["Env"],
             "image": container["Image"], "image_name": container["Config"]["Image"],
             "config_hash": container["Config"]["Labels"].get(_LABEL_HASH),
-            "restarts": container["RestartCount"], "started": _epoch(state["StartedAt"]),
+            "restarts": container["RestartCount"], "started": facts.epoch(state["StartedAt"]),
             "log": f"docker logs {container['Name'].lstrip('/')}", "since": state["StartedAt"][:19] + "Z",
         }  # fmt: skip
 
@@ -146,7 +145,7 @@ class DockerRuntime:
         if slots is not None:
             variables[f"{prefix}_SLOTS"] = str(slots)
         settled = composed.config(variables)
-        arguments = _flags(settled["command"])
+        arguments = facts.flags(settled["command"])
         needs_gpu = bool(settled.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices"))
         return {
             "schema": 1, "kind": "service", "service": self.service, "runtime": self.name, "project": self.project,
@@ -210,7 +209,7 @@ class DockerRuntime:
         found = self._containers()
         if record["container"]:
             return [container for container in found if container["Id"] == record["container"]]
-        return [container for container in found if _model_of(container) == record["served_as"]]
+        return [container for container in found if facts.model_of(container) == record["served_as"]]
 
     def is_running(self, record: dict) -> bool:
         return any(container["State"]["Running"] for container in self._mine(record))
@@ -328,35 +327,3 @@ class DockerRuntime:
 
     def url(self, record: dict) -> str:
         return f"http://{HOST}:{record['port']}"
-
-
-def _model_of(container: dict) -> str:
-    """The file that a container is told to serve: by its command, which wins over the environment."""
-    command = container["Config"]["Cmd"] or []
-    for flag, value in itertools.pairwise(command):
-        if flag in ("-m", "--model"):
-            return value
-    given = dict(entry.partition("=")[::2] for entry in container["Config"]["Env"] or [])
-    return given.get("LLAMA_ARG_MODEL", "")
-
-
-def _host_path(served_as: str, mounts: list[dict]) -> Path:
-    for mount in mounts:
-        if Path(served_as).is_relative_to(mount["Destination"]):
-            return Path(mount["Source"]) / Path(served_as).relative_to(mount["Destination"])
-    return Path(served_as)
-
-
-def _flags(command: list[str] | None) -> dict[str, str]:
-    """`--ctx-size 4096 --no-ui` as `{"ctx-size": "4096", "no-ui": ""}`, without the model."""
-    words = [*(command or []), "--"]
-    pairs = itertools.pairwise(words)
-    found = {flag[2:]: "" if value.startswith("--") else value for flag, value in pairs if flag.startswith("--")}
-    return {flag: value for flag, value in found.items() if flag != "model"}
-
-
-def _epoch(text: str) -> float:
-    """The engine's time as seconds; 0 for a container that was never started."""
-    if text.startswith("0001"):
-        return 0.0
-    return datetime.datetime.fromisoformat(text.rstrip("Z")[:26]).replace(tzinfo=datetime.UTC).timestamp()
