@@ -5,6 +5,7 @@ skipped by name, and with REQUIRE_DOCKER=1 that is a failure.
 """
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -71,6 +72,21 @@ def real_wheels() -> Path:
 
 def _built(name: str) -> dict:
     return image.build(name, image.Plan(wheelhouse.lock_path("cpu"), wheels=real_wheels(), base=TEST_BASE))
+
+
+def remove_images(tag: str) -> None:
+    """Take a tag's images away again; the builder keeps what it needs to be quick the next time."""
+    for name in ("system", "compiler", *image.NAMES):
+        engine.succeeds(["image", "rm", "--force", f"trainyard-{name}:{tag}"])
+
+
+@pytest.fixture
+def own_tag(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A tag for images of the test's own, which go with it."""
+    tag = f"test-{os.getpid()}"
+    monkeypatch.setenv("TRAINYARD_TAG", tag)
+    yield tag
+    remove_images(tag)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REAL_CACHE
+from tests.conftest import REAL_CACHE, remove_images
 from tests.engine.conftest import make_records
 from training.cli import COMMANDS
 from training.containers import image
@@ -130,9 +130,12 @@ def test_every_command_that_a_page_shows_runs(page: Path, workplace: dict[str, s
 @pytest.mark.docker
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page, "sh docker")], ids=lambda page: page.name)
 def test_every_command_that_a_page_shows_for_an_engine_runs(page: Path, workplace: dict[str, str]):
-    for command in commands(page, "sh docker"):
-        done = run(command, workplace)
-        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    try:
+        for command in commands(page, "sh docker"):
+            done = run(command, workplace)
+            assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    finally:
+        remove_images(workplace["TRAINYARD_TAG"])
 
 
 @pytest.mark.parametrize("name", ["`touch pwned`", "$(touch pwned)", "a'b", 'a"b', "a b"], ids=repr)

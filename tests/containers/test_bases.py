@@ -58,8 +58,7 @@ def test_every_pin_of_the_checkout_is_one_or_empty_with_its_command():
 
 
 @pytest.mark.docker
-def test_a_local_image_is_built_on_by_its_id(llama_image, monkeypatch):
-    monkeypatch.setenv("TRAINYARD_TAG", "test-by-id")
+def test_a_local_image_is_built_on_by_its_id(llama_image, own_tag):
     base = engine.inspect(TEST_BASE)["Id"]
     built = image.build("llama-cpu", image.Plan(wheelhouse.lock_path("cpu"), wheels=real_wheels(), base=base))
     assert built["labels"]["base"] == base and built["labels"]["base-pinned"] == "yes"
@@ -107,8 +106,7 @@ def test_a_server_of_another_llama_cpp_is_refused(official: str, tmp_path: Path)
 
 
 @pytest.mark.docker
-def test_an_export_image_of_another_pin_is_refused(monkeypatch):
-    monkeypatch.setenv("TRAINYARD_TAG", "test-other-pin")
+def test_an_export_image_of_another_pin_is_refused(own_tag, monkeypatch):
     monkeypatch.setenv("RUNTIME", "docker")
     text = f"FROM {TEST_BASE}\nLABEL trainyard.image=export trainyard.llama.cpp=b1-000000000\n"
     build = ["docker", "build", "-q", "-t", image.reference("export"), "-"]

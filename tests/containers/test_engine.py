@@ -77,11 +77,10 @@ def test_the_engines_own_refusal_of_a_gpu_is_told_as_the_missing_toolkit(llama_i
 
 
 @pytest.mark.docker
-def test_a_service_with_a_gpu_is_refused_as_that_where_there_is_none(own_roots: Path, llama_image, monkeypatch):
+def test_a_service_with_a_gpu_is_refused_as_that_where_there_is_none(own_roots: Path, llama_image, own_tag):
     """The reservation of compose.yaml reaches the engine: a form that Compose drops would start without the GPU."""
     if engine.gpu_options():
         pytest.skip("this machine hands out a GPU")
-    monkeypatch.setenv("TRAINYARD_TAG", "test-as-gpu")
     engine.run(["tag", llama_image["reference"], image.reference("llama-cuda")], "naming a stand-in")
     project = Project.make(own_roots, LLAMA_GPU_MODEL="/app/models/tiny.gguf", LLAMA_GPU_PORT=free_port())
     try:

@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,8 @@ def content(reference: str) -> list[str]:
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-cpu", "train"])
-def test_the_same_sources_give_the_same_content(name: str, llama_image, train_image, monkeypatch):
+def test_the_same_sources_give_the_same_content(name: str, llama_image, train_image, own_tag, monkeypatch):
     before = {"llama-cpu": llama_image, "train": train_image}[name]
-    monkeypatch.setenv("TRAINYARD_TAG", "test-again")
     monkeypatch.setenv("TRAINYARD_CACHE", str(paths.roots().cache / "elsewhere"))
     again = image.build(name, image.Plan(LOCK, wheels=real_wheels(), base=TEST_BASE, fresh=True))
     first, second = set(content(before["reference"])), set(content(again["reference"]))
@@ -46,8 +46,7 @@ def test_the_train_image_passes_its_trial(train_image):
 
 
 @pytest.mark.docker
-def test_a_wheel_with_other_bytes_ends_the_build(tmp_path: Path, llama_image, monkeypatch):
-    monkeypatch.setenv("TRAINYARD_TAG", "test-forged")
+def test_a_wheel_with_other_bytes_ends_the_build(tmp_path: Path, llama_image, own_tag):
     (wheel,) = real_wheels().glob("xllamacpp-*.whl")
     forged = tmp_path / "wheels" / wheel.name
     forged.parent.mkdir()
@@ -59,9 +58,8 @@ def test_a_wheel_with_other_bytes_ends_the_build(tmp_path: Path, llama_image, mo
 
 
 @pytest.mark.docker
-def test_a_certificate_bundle_is_lent_and_not_left(tmp_path: Path, llama_image, monkeypatch):
+def test_a_certificate_bundle_is_lent_and_not_left(tmp_path: Path, llama_image, own_tag):
     """The step that fetches distribution packages sees it; neither the layers nor the history hold a word of it."""
-    monkeypatch.setenv("TRAINYARD_TAG", "test-certificate")
     bundle = tmp_path / "company.pem"
     bundle.write_text("MARK-OF-THE-COMPANY\n")
     built = image.build("llama-cpu", image.Plan(LOCK, wheels=real_wheels(), base=TEST_BASE, extra_ca=bundle))
@@ -158,3 +156,18 @@ def test_wheels_that_pip_cannot_find_or_that_differ_are_told(tmp_path: Path, mon
     write_wheel(tmp_path / "nothere-1-py3-none-any.whl")
     with pytest.raises(IntegrityError, match="could not be fetched"):
         wheelhouse.ensure(lock, tmp_path / "wheels")
+
+
+@pytest.mark.docker
+def test_a_build_leaves_no_nameless_image_behind_unless_a_container_needs_it(own_tag, llama_image):
+    plan = image.Plan(LOCK, wheels=real_wheels(), base=TEST_BASE)
+    first = image.build("llama-cpu", plan)["id"]
+    second = image.build("llama-cpu", replace(plan, base=engine.inspect(TEST_BASE)["Id"]))["id"]  # another label
+    assert first != second and engine.inspect(first) is None
+    container = engine.run(["create", second], "holding the image").strip()
+    try:
+        third = image.build("llama-cpu", plan)["id"]
+        assert third != second and engine.inspect(second) is not None
+    finally:
+        engine.run(["rm", container], "letting it go")
+        engine.run(["image", "rm", second], "removing it")

@@ -120,7 +120,10 @@ def _build(image: str, plan: Plan, base: bases.Base, build_arguments: dict[str, 
     _logger.info("building %s", reference(image))
     with tempfile.TemporaryDirectory(dir=paths.roots().cache, prefix="build-") as folder:
         context.lay_out(image, plan.lock, wheels, Path(folder))
+        before = engine.inspect(reference(image))
         engine.run([*command, folder], f"building {reference(image)}", next_command="make doctor")
+    if before and before["Id"] != engine.inspect(reference(image))["Id"]:
+        engine.succeeds(["image", "rm", before["Id"]])  # the engine keeps it where a container or an image needs it
 
 
 def _labels(image: str, plan: Plan, base: bases.Base) -> dict[str, str]:
