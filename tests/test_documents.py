@@ -135,6 +135,7 @@ def test_every_command_that_a_page_shows_for_an_engine_runs(page: Path, workplac
             done = run(command, workplace)
             assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     finally:
+        run('docker compose --project-name "$COMPOSE_PROJECT_NAME" down --timeout 5', workplace)
         remove_images(workplace["TRAINYARD_TAG"])
 
 
