@@ -52,7 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if missing and os.environ.get("REQUIRE_DOCKER") == "1":
         pytest.fail(f"REQUIRE_DOCKER=1, and there is none: {missing}", pytrace=False)
     if missing:
-        pytest.skip(missing)
+        pytest.skip(f"{item.name}: {missing}")
 
 
 @cache
