@@ -43,6 +43,29 @@ def test_the_smallest_block_that_is_large_enough_is_taken():
     assert allocator.new(0) is None and allocator.reserved_bytes == 70 * MIB
 
 
+def test_an_expandable_segment_grows_at_its_end_and_splits_every_rest():
+    allocator = CachingAllocator(expands=True)
+    first = allocator.new(11 * MIB)  # one page of 20, the rest of 9 split off
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (11 * MIB, 20 * MIB)
+    second = allocator.new(30 * MIB)  # 21 more than the free end: two pages
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (41 * MIB, 60 * MIB)
+    allocator.free(first)
+    allocator.free(second)
+    allocator.new(60 * MIB)  # all of it is one block again
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (60 * MIB, 60 * MIB)
+    allocator.new(512)
+    assert allocator.reserved_bytes == 62 * MIB
+
+
+def test_expandable_segments_reserve_less_for_a_step(recipe):
+    fixed, growing = (
+        replay(Plan.of(recipe(*SHAPE, "data.seq_len=700", f"memory.expandable_segments={flag}")))
+        for flag in ("false", "true")
+    )
+    assert growing.reserved_bytes < fixed.reserved_bytes
+    assert 1 <= growing.ratio < 1.03
+
+
 SHAPE = (
     "model.arch.vocab_size=32000", "model.arch.hidden_size=1024", "model.arch.intermediate_size=2816",
     "model.arch.num_hidden_layers=6", "model.arch.num_attention_heads=16", "model.arch.max_position_embeddings=2048",
@@ -53,7 +76,7 @@ SHAPE = (
 @pytest.mark.parametrize("weights", ["bf16", "fp32"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("profile", ["trainyard", "hf"])
-def test_the_formula_and_a_walk_through_the_step_agree_within_3_percent(recipe, weights, attention, profile):
+def test_the_formula_and_a_walk_through_the_step_agree_within_half_a_percent(recipe, weights, attention, profile):
     """32 recipes of a small shape, every combination: two ways to the same allocated peak."""
     for checkpointing, tied, impl, length, accumulate in itertools.product(
         ("true", "false"), ("true", "false"), ("fused", "foreach"), (256, 1024), (1, 2)
@@ -65,8 +88,8 @@ def test_the_formula_and_a_walk_through_the_step_agree_within_3_percent(recipe, 
         )  # fmt: skip
         plan = Plan.of(changed)
         walked = replay(plan)
-        summed = max(instant.num_bytes for instant in instants(plan))
-        assert summed == pytest.approx(walked.allocated_bytes, rel=0.03), (
+        summed = max(instant.num_bytes for instant in instants(plan, walked))
+        assert summed == pytest.approx(walked.allocated_bytes, rel=0.005), (
             checkpointing,
             tied,
             impl,

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from training.calculator import activations, advice, devices, solve
+from training.calculator.activations import Activations
 from training.calculator.formula import estimate
 from training.calculator.plan import Plan
 from training.core.errors import UserError
@@ -33,12 +34,12 @@ def one_b(recipe, monkeypatch):
 def test_the_terms_of_a_small_model_by_hand(recipe):
     """4.2 M parameters in float32, 2 x 256 tokens: each term written out."""
     terms = {term.name: term.num_bytes for term in estimate(recipe(), on_cpu=True).ranking[0].terms}
-    per_layer = 2 * 256 * 12 + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4
+    per_layer = 2 * (256 * 12 + 4) + 4 * 256 + 8 * 256 + 4 * 256 + 16 * 768 + 4 * 4
     assert terms == {
         "weights": 4_196_608 * 4,
         "optimizer_states": 4_196_608 * 8,
-        "activations": 512 * (4 * per_layer + 12 * 256),
-        "attention_mask": 2 * 256 * 256 * (1 + 4 * 4),
+        "activations": 512 * (4 * per_layer + 12 * 256 + 4),
+        "attention_mask": 2 * 256 * 256 * 4 * 4,
         "positions": 512 * 2 * 4 * 64,
         "logits_and_loss": 512 * 4096 * 12,
     }
@@ -56,7 +57,53 @@ def test_the_terms_of_a_small_model_by_hand(recipe):
 def test_saved_bytes_of_a_token_in_a_layer_are_those_of_published_traces(one_b, overrides, method: str, traced: int):
     plan = one_b(*overrides, method=method)
     mask_of_a_token = 0 if plan.is_eager else 2 * plan.S
-    assert activations.per_token_layer(plan) + mask_of_a_token == traced
+    roots = 2 * 4  # of the norms, which the traces did not count
+    layer = Activations.of(plan).layer
+    assert sum(layer.values()) == plan.T * (traced - mask_of_a_token + roots)
+
+
+def test_paged_states_lie_outside_the_allocator(recipe):
+    """Of 4.2 M parameters the 2,304 of the norms are small; every matrix has more than 100,000 elements or 65,536."""
+    of = [estimate(recipe(f"optimizer.name={name}"), on_cpu=False) for name in ("adamw8bit", "paged_adamw8bit")]
+    plain, paged = ({term.name: term.num_bytes for term in one.instants[-2].terms} for one in of)
+    outside = {term.name: term.num_bytes for term in of[1].overhead}["paged_states"]
+    narrow = 4 * 2 * 256 * 128 + 4 * 2 * 256 * 256
+    assert outside == 2 * (4_196_608 - 9 * 256 - narrow)
+    assert plain["optimizer_states"] - paged["optimizer_states"] == outside
+
+
+def test_the_first_step_has_no_states(recipe):
+    instants = {one.name: one for one in estimate(recipe(), on_cpu=True).instants}
+    first, later = instants["first_step_backward"], instants["loss_backward"]
+    assert later.num_bytes - first.num_bytes == 8 * 4_196_608
+
+
+def test_an_adapter_on_the_head_and_the_embedding_counts(recipe):
+    def trained(*targets: str) -> int:
+        of = recipe(f"lora.targets=[{', '.join(targets)}]", "lora.rank=8", base="smollm2-135m-instruct", method="lora")
+        return estimate(of, on_cpu=False).trainable
+
+    rows = 8 * (49152 + 576)
+    assert trained("q_proj", "lm_head") == trained("q_proj", "embed_tokens") == trained("q_proj") + rows
+
+
+def test_a_window_shorter_than_the_rows_brings_masks(tmp_path, recipe):
+    import json
+
+    from training.recipe.load import load
+
+    config = {
+        "model_type": "gemma3_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "windows.yaml"
+    path.write_text("name: windows\nmethod: full\nmodel: {config: config.json}\nstop: {max_steps: 1}\n")
+
+    def mask(length: int) -> int:
+        return activations.mask(Plan.of(load(path, [f"data.seq_len={length}"]).recipe))
+
+    assert (mask(127), mask(128)) == (0, 128 * 128 * 2 * 5)  # five of six layers, in 16 bits
 
 
 def test_nf4_weighs_what_was_measured(recipe):

@@ -14,7 +14,8 @@ KIB, MIB = 1 << 10, 1 << 20
 class Slow:
     """Segments as lists of [size, asked, age]; every free piece is looked at, every time. Asked 0 is free."""
 
-    def __init__(self):
+    def __init__(self, expands: bool = False):
+        self.expands = expands
         self.segments: list[tuple[bool, list[list[int]]]] = []
         self.age = self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -32,6 +33,8 @@ class Slow:
         free = [(p[0], p[2], p, pieces) for pieces in pool for p in pieces if not p[1] and p[0] >= size]
         if free:
             _, _, piece, pieces = min(free, key=lambda one: one[:2])
+        elif self.expands:
+            piece, pieces = self.grown(size, is_small)
         else:
             whole = 2 * MIB if is_small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
             piece = self.aged(whole)
@@ -39,7 +42,7 @@ class Slow:
             self.segments.append((is_small, pieces))
             self.reserved_bytes += whole
         rest = piece[0] - size
-        if rest >= 512 if is_small else rest > MIB:
+        if rest >= 512 if is_small or self.expands else rest > MIB:
             pieces.insert(pieces.index(piece) + 1, self.aged(rest))
             piece[0] = size
         piece[1] = num_bytes
@@ -47,6 +50,21 @@ class Slow:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return piece
+
+    def grown(self, size: int, is_small: bool) -> tuple[list[int], list]:
+        """Pages at the end of the pool's one segment, joined with its last piece where that is free."""
+        pieces = next((pieces for small, pieces in self.segments if small == is_small), None)
+        if pieces is None:
+            self.segments.append((is_small, pieces := []))
+        page, last = 2 * MIB if is_small else 20 * MIB, pieces[-1] if pieces and not pieces[-1][1] else None
+        pages = -(-(size - (last[0] if last else 0)) // page) * page
+        self.reserved_bytes += pages
+        if last is None:
+            pieces.append(last := self.aged(0))
+        else:
+            self.age += 1
+        last[0] += pages
+        return last, pieces
 
     def free(self, piece: list[int] | None) -> None:
         if piece is None:
@@ -73,10 +91,11 @@ def counts(allocator: CachingAllocator | Slow) -> tuple[int, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("expands", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_requests_end_as_in_the_slow_allocator(seed):
+def test_random_requests_end_as_in_the_slow_allocator(seed, expands):
     choose = random.Random(seed)
-    quick, slow, held = CachingAllocator(), Slow(), []
+    quick, slow, held = CachingAllocator(expands=expands), Slow(expands), []
     sizes = [1, 512, 700, 40 * KIB, 300 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 37 * MIB]
     for _ in range(1500):
         if held and choose.random() < 0.48:

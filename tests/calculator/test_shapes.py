@@ -3,9 +3,11 @@
 import pytest
 
 from training.calculator import shapes
+from training.calculator.families import FAMILIES
 from training.core.errors import Problems, UserError
 from training.recipe import bases
 
+_NO_HEAD_DIM = ("gpt_neox", "phi", "phi3")  # whose rotation goes by the width and the heads
 LLAMA = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
@@ -25,14 +27,15 @@ def test_a_count_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "change",
     [
         {},
         {"tie_word_embeddings": True},
         {"head_dim": 24},
-        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "use_bias": False, "use_qkv_bias": True},
+        {"num_key_value_heads": 4, "use_parallel_residual": True},
     ],
     ids=str,
 )
@@ -40,12 +43,20 @@ def test_the_count_is_that_of_transformers_own_model(family: str, change: dict):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**(LLAMA | {"tie_word_embeddings": False} | change | {"model_type": family}))
+    own = {"num_key_value_heads": 4} if family == "gpt_neox" else {}
+    change = {key: value for key, value in change.items() if key != "head_dim" or family not in _NO_HEAD_DIM}
+    config = AutoConfig.for_model(
+        **(LLAMA | {"tie_word_embeddings": False, "pad_token_id": 0} | change | own | {"model_type": family})
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shape = shapes.from_config(config.to_dict(), family)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-    linears = {name.split(".")[-1]: part for name, part in model.model.layers[0].named_modules() if "proj" in name}
+    linears = {
+        name.split(".")[-1]: part
+        for name, part in model.base_model.layers[0].named_modules()
+        if isinstance(part, torch.nn.Linear)
+    }
     assert {one.name: (one.in_features, one.out_features) for one in shape.linears} == {
         name: (part.in_features, part.out_features) for name, part in linears.items()
     }

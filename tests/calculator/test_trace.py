@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from training.calculator import published
-from training.calculator.formula import instants
 from training.calculator.plan import Plan
 from training.core.errors import Problems, UserError
 from training.recipe.load import load
@@ -164,40 +163,3 @@ def test_the_trace_is_trusted_where_both_differ_by_more_than_two_percent(recipe)
 
 
 # ---- held against the formula
-
-
-SMALL = """name: small
-method: {method}
-model: {{config: config.json}}
-stop: {{max_steps: 1}}
-data: {{seq_len: 512, micro_batch: 2}}
-batch: {{accumulate: {accumulate}}}
-optimizer: {{impl: {impl}}}
-memory: {{weights: {weights}, attention: {attention}, gradient_checkpointing: {checkpointing}, profile: hf}}
-"""
-CONFIG = {
-    "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 2,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True), ("qwen3", False), ("mistral", True)])
-def test_formula_and_trace_agree(tmp_path, method, attention, checkpointing, family, tied):
-    from training.calculator.trace import trace
-
-    config = CONFIG | {"model_type": family, "tie_word_embeddings": tied, "head_dim": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    path = tmp_path / "small.yaml"
-    weights = {"full": "bf16", "lora": "bf16", "qlora": "nf4"}[method]
-    text = SMALL.format(
-        method=method, weights=weights, attention=attention, checkpointing=str(checkpointing).lower(), impl="foreach",
-        accumulate=1 + tied,
-    )  # fmt: skip
-    path.write_text(text + ("" if method == "full" else "lora: {rank: 8, dropout: 0}\n"))
-    plan = Plan.of(load(path).recipe)
-    traced = trace(plan).allocated_bytes
-    assert max(one.num_bytes for one in instants(plan)) == pytest.approx(traced, rel=0.02)

@@ -82,7 +82,7 @@ ROWS = (
     Row("nf4", "qlora", sections=_lora("fp32", weights="nf4", gradient_checkpointing=True)),
     Row("tied", shape=_VOCABULARY | {"tie_word_embeddings": True}, sections=_SHORT),
     Row("untied", shape=_VOCABULARY, sections=_SHORT),
-    Row("expandable-segments", environment=_SEGMENTS),
+    Row("expandable-segments", sections={"memory": {"expandable_segments": True}}, environment=_SEGMENTS),
 )
 """Stages of the context and the workspaces of both threads stand in every row. The pairs that answer a question:
 `full-fused` and `expandable-segments`; `hf-full` and `hf-padded`, with `full-fused` as the packed one; `tied`, with its

@@ -4,6 +4,9 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settin
 requests up to 1 MiB from segments of 2 MiB, under 10 MiB from segments of 20 MiB, larger ones from segments of their
 own in steps of 2 MiB; the smallest free block that is large enough; a rest is split off from 512 bytes on (small pool)
 or above 1 MiB (large pool) and counts as allocated otherwise; free neighbours merge. Nothing is ever given back.
+
+With `expandable_segments:True` each pool is one segment that grows at its end by pages of 2 MiB (small) or 20 MiB
+(large), and a rest is always split off.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ _MIDDLE = 10 << 20
 _MIDDLE_SEGMENT = 20 << 20
 _LARGE_STEP = 2 << 20
 _NUMBER_BITS = 32
-_COUNTS = ("allocated_bytes", "reserved_bytes", "asked_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "_number")
+_COUNTS = (
+    "allocated_bytes", "reserved_bytes", "asked_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+    "peak_rounding_bytes", "_number",
+)  # fmt: skip
 
 
 class Block:
@@ -38,11 +44,17 @@ class CachingAllocator:
     """Allocated and reserved bytes as requests come and go, with the peaks of both.
 
     A replay makes tens of thousands of requests, so `new` and `free` are written out in one piece each.
+
+    Args:
+        expands: whether segments are expandable.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, expands: bool = False) -> None:
+        self._expands = expands
+        self._ends: dict[bool, Block | None] = {True: None, False: None}  # the last block of each growing segment
         self.allocated_bytes = self.reserved_bytes = self.asked_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self.peak_rounding_bytes = 0  # what was allocated at the peak and not asked for
         self._number = 0
         self._keys: dict[bool, list[int]] = {True: [], False: []}
         self._free: dict[int, Block] = {}
@@ -61,13 +73,14 @@ class CachingAllocator:
         else:
             block = self._segment(size, is_small)
         rest = block.size - size
-        if rest >= _ROUND if is_small else rest > _SMALL:
+        if rest >= _ROUND if is_small or self._expands else rest > _SMALL:
             self._split(block, size, rest)
         block.asked = num_bytes
         self.asked_bytes += num_bytes
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
+            self.peak_rounding_bytes = self.allocated_bytes - self.asked_bytes
         return block
 
     def free(self, block: Block | None) -> None:
@@ -86,6 +99,8 @@ class CachingAllocator:
                 before.after = block
         if after is not None and after.key:
             self._take(keys, after)
+            if after is self._ends[block.is_small]:
+                self._ends[block.is_small] = block
             block.size += after.size
             block.after = after = after.after
             if after is not None:
@@ -94,24 +109,46 @@ class CachingAllocator:
 
     def settled(self) -> CachingAllocator:
         """Make a second allocator in this state, in which the blocks now in use are never freed."""
-        other = CachingAllocator()
+        other = CachingAllocator(expands=self._expands)
         for name in _COUNTS:
             setattr(other, name, getattr(self, name))
         other._keys = {is_small: list(keys) for is_small, keys in self._keys.items()}
         for key, block in self._free.items():  # their neighbours are in use, so no block ever joins them
             other._free[key] = copy = Block(block.size, block.is_small, block.number)
             copy.key = key
+            if block is self._ends[block.is_small]:
+                other._ends[block.is_small] = copy
         return other
 
     def _segment(self, size: int, is_small: bool) -> Block:
+        if self._expands:
+            return self._grown(size, is_small)
         if is_small:
             whole = _SMALL_SEGMENT
         else:
             whole = _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _LARGE_STEP) * _LARGE_STEP
-        self.reserved_bytes += whole
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        self._number += 1
+        self._reserve(whole)
         return Block(whole, is_small, self._number)
+
+    def _grown(self, size: int, is_small: bool) -> Block:
+        """The end of a growing segment, with as many pages more as it takes."""
+        end, page = self._ends[is_small], _SMALL_SEGMENT if is_small else _MIDDLE_SEGMENT
+        is_free = end is not None and end.key
+        pages = -(-(size - (end.size if is_free else 0)) // page) * page
+        self._reserve(pages)
+        if is_free:
+            self._take(self._keys[is_small], end)
+            end.key, end.size = 0, end.size + pages
+            return end
+        self._ends[is_small] = block = Block(pages, is_small, self._number, end)
+        if end is not None:
+            end.after = block
+        return block
+
+    def _reserve(self, num_bytes: int) -> None:
+        self._number += 1
+        self.reserved_bytes += num_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _split(self, block: Block, size: int, rest: int) -> None:
         self._number += 1
@@ -120,6 +157,8 @@ class CachingAllocator:
         if block.after is not None:
             block.after.before = other
         block.after = other
+        if block is self._ends[block.is_small]:
+            self._ends[block.is_small] = other
         self._offer(self._keys[block.is_small], other)
 
     def _offer(self, keys: list[int], block: Block) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 from training.calculator import devices, formula
+from training.calculator.activations import Activations
 from training.calculator.calibration import Comparison
 from training.calculator.plan import Plan
 from training.calculator.probe import MakeProbe, StepProbe, dtype_of
@@ -79,7 +80,7 @@ def _saved(plan: Plan) -> int:
 
     Checkpointed layers hold their inputs alone, a loss in chunks no log-softmax.
     """
-    saved = formula.saved_activations(plan).num_bytes
+    saved = formula.saved_activations(plan, Activations.of(plan)).num_bytes
     if not plan.recipe.memory.gradient_checkpointing:
         saved += formula.attention_mask(plan).num_bytes + formula.positions(plan).num_bytes
     if plan.logit_tokens == plan.T:

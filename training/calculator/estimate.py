@@ -48,7 +48,7 @@ class Estimate:
     parameters: int
     trainable: int
     instants: tuple[Instant, ...]
-    overhead: tuple[Term, ...]  # the allocator's and the process's share, in this order
+    overhead: tuple[Term, ...]  # the allocator's share, then what lies outside of its reach
     assumptions: tuple[str, ...]
     method: str = "formula"  # or "trace"
 
@@ -60,9 +60,10 @@ class Estimate:
     @property
     def peak(self) -> Peak:
         winner = self.ranking[0]
-        allocator, process = self.overhead
+        allocator, *outside = self.overhead
         reserved = winner.num_bytes + allocator.num_bytes
-        return Peak(winner.name, winner.num_bytes, reserved, reserved + process.num_bytes)
+        device = reserved + sum(term.num_bytes for term in outside)
+        return Peak(winner.name, winner.num_bytes, reserved, device)
 
     def to_json(self) -> dict:
         """The estimate's part of the `memfit --json` document, schema 1."""

@@ -95,37 +95,45 @@ def fit(
 
     `solve` is `batch`, `seq` or `rank`. `longest` is the longest record of the prepared data, whose length counts.
     `trace` runs the step of a model that the formula does not know; with `asks_trace` that of any. `with_record` reads
-    what this machine's finished runs peaked at. With `parallel` the device is one rank's, and nothing is traced.
+    what this machine's finished runs peaked at. With `parallel` the device is one rank's, and nothing is traced. What
+    fits with its margin gets no levers: each is an estimate of its own.
     """
     recipe = lengths.shortened(resolved.recipe, longest)
     device = devices.choose(recipe, gpu=gpu, vram=vram)
     on_cpu, name = device is not None and device.kind == "cpu", device.name if device else None
-    by_formula, solution, levers = None, None, ()
+    by_formula, solution, traced = None, None, None
     try:
         by_formula = estimate(recipe, on_cpu=on_cpu, gpu=name, parallel=parallel)
     except shapes.UnknownShape as error:
-        if trace is None or parallel is not None:
-            raise
-        if solve is not None:
-            raise UserError(
-                "a model that is traced is not solved for", where="--solve", found=error.what, expected=error.expected,
-                next_command="leave --solve away, and try sizes with --sweep",
-            ) from error  # fmt: skip
-    if by_formula is not None:
-        levers = (
-            tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu, parallel=parallel)) if with_levers else ()
-        )
-        if solve is not None:
-            positions = shapes.of_model(recipe.model).max_positions
-            solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu, parallel=parallel)
-    plan = Plan.without_shape if by_formula is None else Plan.of
-    traced = trace(plan(recipe, on_cpu=on_cpu, gpu=name)) if by_formula is None or (trace and asks_trace) else None
+        _require_traceable(error, trace is not None and parallel is None, solve)
+        traced = trace(Plan.without_shape(recipe, on_cpu=on_cpu, gpu=name))
+    if by_formula is not None and trace and asks_trace:
+        traced = trace(Plan.of(recipe, on_cpu=on_cpu, gpu=name))
+    if solve is not None:
+        positions = shapes.of_model(recipe.model).max_positions
+        solution = solving.largest(recipe, solve, device, max_positions=positions, on_cpu=on_cpu, parallel=parallel)
     now, other = _trusted(by_formula, traced.estimate() if traced else None)
     if longest is not None and not recipe.data.packing:
         now = replace(now, assumptions=(longest.in_words, *now.assumptions))
     seen = (traced.to_json(), traced.timeline) if traced else (None, None)
     record = history.of_device(device) if with_record else ()
-    return Fit(recipe.name, now, device, levers, solution, parallel, other, *seen, record)
+    found = Fit(recipe.name, now, device, (), solution, parallel, other, *seen, record)
+    if by_formula is None or not with_levers or found.verdict == "fits":
+        return found
+    return replace(
+        found, levers=tuple(advice.levers(recipe, by_formula, device, on_cpu=on_cpu, parallel=parallel))
+    )  # fmt: skip
+
+
+def _require_traceable(error: shapes.UnknownShape, can_trace: bool, solve: str | None) -> None:
+    """Raise where a model that the formula does not know cannot be traced, or is to be solved for: too slow."""
+    if not can_trace:
+        raise error
+    if solve is not None:
+        raise UserError(
+            "a model that is traced is not solved for", where="--solve", found=error.what, expected=error.expected,
+            next_command="leave --solve away, and try sizes with --sweep",
+        ) from error  # fmt: skip
 
 
 def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Estimate, Estimate | None]:

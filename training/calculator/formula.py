@@ -6,12 +6,14 @@ leaves out stands in `assumptions`. Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import activations, layers, runtime
+from training.calculator import activations, runtime
 from training.calculator import parallel as parallelism
+from training.calculator.activations import Activations
 from training.calculator.calibration import Calibration
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
+from training.calculator.replay import Replayed, replay
 from training.calculator.standing import (
     accumulated_gradients,
     autocast_copies,
@@ -19,7 +21,6 @@ from training.calculator.standing import (
     load_temporaries,
     optimizer_states,
     rounding,
-    rounding_of_all,
     step_temporaries,
     weights,
     workspaces,
@@ -44,8 +45,10 @@ def estimate(
 
         on_cpu = devices.trains_on_cpu(recipe)
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=gpu, parallel=parallel, calibration=calibration)
-    moments = instants(plan)
-    overhead = runtime.overhead(plan, max(instant.num_bytes for instant in moments))
+    replayed = None if on_cpu else replay(plan)
+    moments = instants(plan, replayed)
+    allocated = max(instant.num_bytes for instant in moments)
+    overhead = runtime.overhead(plan, allocated, runtime.reserved_ratio(plan, allocated, replayed))
     return Estimate(
         parameters=plan.shape.parameters + (plan.trainable if plan.is_adapter else 0),
         trainable=plan.trainable,
@@ -55,46 +58,48 @@ def estimate(
     )
 
 
-def instants(plan: Plan) -> tuple[Instant, ...]:
-    """The moments of a step, from the second one on, when the optimizer's states exist; of one rank where several."""
-    return parallelism.of_rank(plan, _alone(plan))
+def instants(plan: Plan, replayed: Replayed | None = None) -> tuple[Instant, ...]:
+    """The moments of a step, from the second one on, when the optimizer's states exist; of one rank where several.
+
+    `replayed` tells what an allocator counts beside the bytes that are asked for; without it nothing is rounded.
+    """
+    return parallelism.of_rank(plan, _alone(plan, replayed))
 
 
-def _alone(plan: Plan) -> tuple[Instant, ...]:
-    loaded, rest, scratch, moments = weights(plan), rounding(plan), _if(workspaces(plan)), optimizer_states(plan)
-    states = 2 if plan.recipe.optimizer.name == "adamw" else 0
-    copies = 1 if plan.recipe.optimizer.impl == "foreach" and states else 0
-    is_recomputed = plan.recipe.memory.gradient_checkpointing
-
-    def standing(more: int) -> tuple[Term, ...]:
-        """What stands beside `more` tensors like each trained one."""
-        rests = rounding_of_all(rest, plan, states + more)
-        return (loaded, *_if(rests), *scratch, moments)
-
-    held = (
-        *standing(1 if plan.accumulates else 0), *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)),
-    )  # fmt: skip
-    kept, rests = (_if(term(plan)) for term in (kept_outputs, saved_rounding))
-    mask = (positions(plan), *_if(attention_mask(plan)))
-    saved = (*held, saved_activations(plan), *rests, *mask)
-    in_layers = (*held, saved_layers(plan), *rests, *mask, *kept, *_if(head_gradient(plan)))
-    last = (gradients(plan), *kept)
+def _alone(plan: Plan, replayed: Replayed | None) -> tuple[Instant, ...]:
+    kept_by = Activations.of(plan)
+    standing = (weights(plan), *_if(rounding(replayed)), *_if(workspaces(plan)), optimizer_states(plan))
+    held = (*standing, *_if(accumulated_gradients(plan)), *_if(autocast_copies(plan)))
+    mask, kept = (*_if(positions(plan)), *_if(attention_mask(plan))), _if(kept_outputs(plan))
+    layers, is_recomputed = saved_layers(plan, kept_by), plan.recipe.memory.gradient_checkpointing
+    saved = (*held, saved_activations(plan, kept_by), *mask)
+    own_head = () if plan.accumulates and not plan.shape.tied else _if(head_gradient(plan))
+    last = (*standing, gradients(plan), *kept)
     joined, head = chunk_gradients(plan, 3), chunk_gradients(plan, 2) or _if(head_gradient(plan))
     at = {
-        "load": (loaded, *_if(rest), *_if(load_temporaries(plan))),
-        "layer_forward": (*held, saved_layers(plan), *mask, passing_layer(plan, 0)) if is_recomputed else (),
+        "load": (weights(plan), *_if(load_temporaries(plan))),
+        "layer_forward": (*held, layers, *mask, passing_layer(kept_by)) if is_recomputed else (),
         "forward_end": (*saved, logits(plan)),
         "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
         "head_backward": (*saved, *head, head_backward(plan)),
         "chunks_joined": (*saved, *joined) if joined else (),
-        "layer_backward": (*in_layers, *layer_backward(plan)),
-        "first_layer_backward": (*standing(1), *mask, *kept, *first_layer_backward(plan)),
-        "backward_end": (*standing(1), *last, *_if(embedding_gradients(plan))),
-        "optimizer_step": (*standing(1 + copies), *last, *_if(step_temporaries(plan))),
-        "evaluation": (*standing(0), *evaluation(plan)),
-        "checkpoint_save": standing(0),
+        "layer_backward": (*held, layers, *mask, *kept, *own_head, *layer_backward(plan, kept_by)),
+        "first_layer_backward": (*standing, *mask, *kept, *first_layer_backward(plan, kept_by)),
+        "backward_end": (*last, *_if(embedding_gradients(plan))),
+        "optimizer_step": (*last, *_if(step_temporaries(plan))),
+        "evaluation": (*standing, *evaluation(plan, kept_by)),
+        "checkpoint_save": standing,
     }
-    return tuple(Instant(name, terms) for name, terms in at.items() if terms)
+    later = tuple(Instant(name, terms) for name, terms in at.items() if terms)
+    return (*later, _first_step(later))
+
+
+def _first_step(later: tuple[Instant, ...]) -> Instant:
+    """The highest moment of the first step before its optimizer step: there are no states yet."""
+    parts = ("forward", "backward", "chunks")
+    before = [instant for instant in later if any(part in instant.name for part in parts)]
+    terms = [[term for term in instant.terms if term.name != "optimizer_states"] for instant in before]
+    return Instant("first_step_backward", tuple(max(terms, key=lambda ones: sum(one.num_bytes for one in ones))))
 
 
 def _if(term: Term) -> tuple[Term, ...]:
@@ -105,48 +110,53 @@ def _if(term: Term) -> tuple[Term, ...]:
 # ---- forward
 
 
-def saved_activations(plan: Plan) -> Term:
-    """What the layers and the final norm keep, at the end of the forward pass."""
-    stored = saved_layers(plan)
-    final_norm = plan.T * plan.shape.hidden_size * (4 + (0 if plan.is_adapter else plan.z + plan.e))
-    return Term("activations", stored.num_bytes + final_norm, f"{stored.equation} + final norm", stored.source)
+def saved_activations(plan: Plan, kept: Activations) -> Term:
+    """What the layers, the final norm and the head keep, at the end of the forward pass."""
+    stored = saved_layers(plan, kept)
+    size = stored.num_bytes + kept.final_bytes
+    return Term(
+        "activations",
+        size,
+        f"{stored.equation} + T * {kept.final_bytes / plan.T:.10g} of the final norm",
+        stored.source,
+    )
 
 
-def saved_layers(plan: Plan) -> Term:
+def saved_layers(plan: Plan, kept: Activations) -> Term:
     shape = plan.shape
     if plan.recipe.memory.gradient_checkpointing:
-        stored = plan.T * shape.num_layers * plan.z * shape.hidden_size
-        return Term("activations", stored, "T * L * z*h", "each layer's input (arXiv 1604.06174)")
-    stored = plan.T * shape.num_layers * activations.per_token_layer(plan)
-    return Term("activations", stored, f"T * L * [{activations.EQUATION}]", activations.SOURCE)
+        return stored_inputs(plan, shape.num_layers)
+    stored = kept.first_layer_bytes + (shape.num_layers - 1) * kept.layer_bytes
+    return Term("activations", stored, f"T * L * [{kept.equation(plan.T)}]", activations.SOURCE)
 
 
-def saved_rounding(plan: Plan) -> Term:
-    is_counted = not plan.on_cpu and not plan.recipe.memory.gradient_checkpointing
-    size = layers.saved_rounding(plan) if is_counted else 0
-    return Term("saved_rounding", size, "a few layers' requests replayed", "CUDACachingAllocator.cpp: should_split")
+def stored_inputs(plan: Plan, num_layers: int) -> Term:
+    """What checkpointing keeps."""
+    size = plan.T * num_layers * plan.z * plan.shape.hidden_size
+    return Term("activations", size, f"T * {num_layers} * z*h", "each layer's input (arXiv 1604.06174)")
 
 
-def attention_mask(plan: Plan, layers: int | None = None) -> Term:
+def attention_mask(plan: Plan, *, is_passing: bool = False) -> Term:
+    """The masks that stand; `is_passing` where layers keep nothing, so that one layer's copy is there at a time."""
     return Term(
-        "attention_mask", activations.mask(plan, layers), "B * S*S * (1 + e a layer; eager: z)",
+        "attention_mask", activations.mask(plan, is_passing=is_passing), "B * S*S * (1 + e a layer; eager: z)",
         "packed rows need a block-diagonal mask (SDPA: an additive copy in each layer); eager attention always has one",
     )  # fmt: skip
 
 
 def positions(plan: Plan) -> Term:
     """The rotary tables of a step, which every layer reads; packed rows have positions of their own."""
-    rows = plan.B if plan.recipe.data.packing else 1
-    size = rows * plan.S * 2 * plan.z * plan.shape.head_dim
+    size = activations.position_rows(plan) * plan.S * 2 * plan.z * plan.shape.rotary_dim
     return Term("positions", size, "2z*d a position", "cosines and sines (arXiv 2104.09864)")
 
 
 def logits(plan: Plan) -> Term:
     """The plain step's model holds its logits while the loss works on a copy; the trainer's step lets go of them."""
-    each = 8 + (plan.logit_bytes if plan.is_hf and plan.logit_bytes < 4 else 0)
+    each = 8 + (plan.logit_bytes if plan.is_hf and plan.logit_bytes < 4 else 0) + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
-        "float32 logits and their log-softmax (torch cross_entropy), beside 16-bit ones that the model still holds",
+        "float32 logits and their log-softmax (torch cross_entropy), beside 16-bit ones that the model still holds; "
+        "of capped ones their tanh",
     )  # fmt: skip
 
 
@@ -154,7 +164,7 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    each = 12 + plan.kept_logit_bytes
+    each = 12 + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "log-softmax and two float32 gradients, beside the logits where outputs are kept alive",
@@ -162,7 +172,11 @@ def loss_backward(plan: Plan) -> Term:
 
 
 def head_backward(plan: Plan) -> Term:
-    each = plan.logit_bytes + plan.kept_logit_bytes + (4 if plan.logit_bytes < 4 else 0)
+    e = plan.logit_bytes
+    casts = e + (4 if e < 4 else 0)
+    scales = 2 * e if plan.shape.logit_cap else 0
+    adapter = 2 * plan.a + e if plan.adapts_head else 0
+    each = max(casts, scales, adapter) + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",
         "the logits' gradient, cast back to their type, beside the logits where outputs are kept alive",
@@ -195,39 +209,29 @@ def chunk_gradients(plan: Plan, heads: int) -> tuple[Term, ...]:
     return hidden, *_if(Term(one.name, heads * one.num_bytes, f"{heads} * {one.equation}", one.source))
 
 
-def layer_backward(plan: Plan) -> tuple[Term, ...]:
+def layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     """Gradients in flight in one layer; with checkpointing also the layer's activations, computed again."""
-    flight = Term(
-        "layer_backward", activations.in_flight(plan),
-        "T * (2z*h + 2e*f) + an unpacked matrix, or attention's 4e*nq*d and scores with the feed-forward set free",
-        _AUTOGRAD,
-    )  # fmt: skip
-    again = recomputed_layer(plan) if plan.recipe.memory.gradient_checkpointing else None
-    return (*_if(flight), *((again,) if again else ()))
+    flight = Term("layer_backward", kept.flight_bytes, "one layer's operations walked back, their gradients", _AUTOGRAD)
+    how = f"T * [{kept.equation(plan.T)}] without the input"
+    again = Term("recomputed_layer", kept.recomputed_bytes, how, activations.SOURCE)
+    return (flight, *_if(again))
 
 
-def first_layer_backward(plan: Plan) -> tuple[Term, ...]:
-    """The layer whose backward comes last: every other layer's set is free, and those layers' gradients stand."""
-    missing = plan.shape.layer_parameters + (0 if plan.shape.tied else plan.shape.embedding_parameters)
-    if plan.is_adapter or plan.accumulates:
-        missing = 0
-    grown = Term(
-        "gradients", plan.trainable_bytes - missing * plan.weight_bytes, "trained but for this layer and its input",
-        _AUTOGRAD,
-    )  # fmt: skip
+def first_layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
+    """The layer whose backward comes last: every other layer's set is free, and all the other gradients stand."""
+    missing = 0 if plan.accumulates else plan.layer_trainable_bytes
+    if not (plan.is_adapter or plan.accumulates or plan.shape.tied):
+        missing += plan.shape.embedding_parameters * plan.weight_bytes
+    grown = Term("gradients", plan.trainable_bytes - missing, "trained but for this layer and the embedding", _AUTOGRAD)
     waiting = head_gradient(plan) if plan.shape.tied and plan.accumulates else None
-    own_set = () if plan.recipe.memory.gradient_checkpointing else (layer_set(plan, "activations"),)
-    return (grown, *(_if(waiting) if waiting else ()), *own_set, *layer_backward(plan))
+    is_stored = plan.recipe.memory.gradient_checkpointing
+    own_set = stored_inputs(plan, 1) if is_stored else layer_set(plan, kept, "activations")
+    return (grown, *(_if(waiting) if waiting else ()), own_set, *layer_backward(plan, kept))
 
 
-def recomputed_layer(plan: Plan) -> Term:
-    size = activations.recomputed(plan)
-    return Term("recomputed_layer", size, f"T * [{activations.EQUATION}]", activations.SOURCE)
-
-
-def layer_set(plan: Plan, name: str) -> Term:
+def layer_set(plan: Plan, kept: Activations, name: str) -> Term:
     """What one layer keeps for its backward."""
-    return Term(name, plan.T * activations.per_token_layer(plan), f"T * [{activations.EQUATION}]", activations.SOURCE)
+    return Term(name, kept.layer_bytes, f"T * [{kept.equation(plan.T)}]", activations.SOURCE)
 
 
 def embedding_gradients(plan: Plan) -> Term:
@@ -247,19 +251,19 @@ def embedding_gradients(plan: Plan) -> Term:
 # ---- between steps
 
 
-def passing_layer(plan: Plan, streams: int) -> Term:
-    """A layer whose modules keep nothing, beside `streams` residual streams that are not counted elsewhere."""
-    each = streams * plan.z * plan.shape.hidden_size + activations.passing(plan)
-    how = f"T * [{streams}z*h + e*h + max(3e*f, attention)]"
-    return Term("passing_layer", plan.T * each, how, "what a layer's modules hold at once")
+def passing_layer(kept: Activations) -> Term:
+    """A layer whose modules keep nothing, beside its input."""
+    return Term("passing_layer", kept.passing_bytes, "one layer's operations, nothing kept", activations.SOURCE)
 
 
-def evaluation(plan: Plan) -> tuple[Term, ...]:
+def evaluation(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     """One layer at a time with nothing saved, or the logits of a micro-batch behind the last hidden states."""
+    streams = 2 * plan.T * plan.z * plan.shape.hidden_size
+    stream = Term("hidden_states", streams, "T * 2z*h", "the layer's input, and the embedding's output")
+    masks = (*_if(positions(plan)), *_if(attention_mask(plan, is_passing=True)))
     hidden = 2 * plan.e * plan.T * plan.shape.hidden_size
-    layer = (passing_layer(plan, 2), positions(plan), *_if(attention_mask(plan, layers=1)))
     head = (logits(plan), Term("hidden_states", hidden, "T * 2e*h", "all of them, and those that are trained on"))
-    return max(layer, head, key=lambda terms: sum(term.num_bytes for term in terms))
+    return max((stream, passing_layer(kept), *masks), head, key=lambda terms: sum(one.num_bytes for one in terms))
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:
@@ -279,7 +283,11 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         rest = "float32, as PEFT's preparation lifts them" if plan.lifts_to_float32 else "16 bits"
         lines.append(f"NF4 with {scales}; embedding, head and norms in {rest}")
     if recipe.optimizer.name == "paged_adamw8bit":
-        lines.append("paged optimizer states counted as if they stayed on the device")
+        lines.append("paged optimizer states are outside the allocator, and counted as if they stayed on the device")
+    if plan.B > 1 and not (plan.has_mask or plan.is_flash or plan.is_eager):
+        layers = 1 if recipe.memory.gradient_checkpointing else plan.shape.num_layers
+        size = plan.B * plan.S * plan.S * (1 + plan.e * layers)
+        lines.append(f"rows of one length; shorter ones among them bring a mask of {size / 2**20:.0f} MiB more")
     if plan.is_flash:
         lines.append("FlashAttention's scratch as that of SDPA's kernels: a float32 sum of the queries' gradient")
     return tuple(lines)

@@ -62,7 +62,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q_BHSD, k_BHSD, v_BHSD, mask, is_flash):
-        out_BHSD = _rows_first(q_BHSD, v_BHSD.shape[-1])
+        out_BHSD = torch.empty_like(q_BHSD)  # in the queries' own order in memory (flash_api.cpp)
         sums_BHS = torch.empty(q_BHSD.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(q_BHSD, k_BHSD, v_BHSD, mask, out_BHSD, sums_BHS)
         ctx.is_flash = is_flash

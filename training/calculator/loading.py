@@ -33,20 +33,17 @@ def base_sizes(plan: Plan) -> Iterator[int]:
         for linear in shape.linears:
             yield from _nf4(linear, plan) if plan.is_nf4 else (linear.weight * each,)
             yield linear.out_features * each if linear.bias else 0
-        yield from (shape.hidden_size * each,) * 2
-        yield from (shape.head_dim * each,) * (2 if shape.query_key_norms else 0)
-    yield shape.hidden_size * each
-    yield shape.head_parameters * each
+        yield from (size * each for size in shape.norm_sizes)
+    yield from (size * each for size in (*shape.final_norm_sizes, shape.head_parameters))
 
 
 def adapter_sizes(plan: Plan) -> Iterator[int]:
     """Bytes of each factor of each adapter."""
     if not plan.is_adapter:
         return
-    for _ in range(plan.shape.num_layers):
-        for one in plan.adapted:
-            yield plan.recipe.lora.rank * one.in_features * plan.a
-            yield plan.recipe.lora.rank * one.out_features * plan.a
+    for one in (*plan.shape.num_layers * plan.adapted, *plan.adapted_outside):
+        yield plan.recipe.lora.rank * one.in_features * plan.a
+        yield plan.recipe.lora.rank * one.out_features * plan.a
 
 
 def _nf4(linear: Linear, plan: Plan) -> Iterator[int]:
@@ -89,7 +86,7 @@ class _Base:
 
 @lru_cache(maxsize=16)
 def _loaded_base(base: _Base) -> CachingAllocator:
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(expands=base.memory.expandable_segments)
     _load_base(allocator, base.plan)
     return allocator
 
@@ -121,8 +118,7 @@ def _load_packed(allocator: CachingAllocator, plan: Plan) -> None:
             arrived.append(allocator.new(2 * linears[place].weight))
         if linear.bias:
             rest.append((allocator.new(2 * linear.out_features), linear.out_features))
-    small = [shape.hidden_size] * (2 * shape.num_layers + 1)
-    small += [shape.head_dim] * (2 * shape.num_layers if shape.query_key_norms else 0)
+    small = shape.num_layers * shape.norm_sizes + shape.final_norm_sizes
     rest += [(allocator.new(2 * size), size) for size in (*small, shape.head_parameters)]
     for block, size in rest if plan.lifts_to_float32 else ():
         allocator.new(4 * size)

@@ -106,7 +106,7 @@ def _sharded_instant(plan: Plan, instant: Instant) -> Instant:
         elif term.name in _SHARDED:
             terms.append(replace(term, num_bytes=-(-term.num_bytes // ranks), equation=f"({term.equation}) / {ranks}"))
         elif term.name == "layer_backward":
-            terms.append(replace(term, num_bytes=activations.in_flight(plan, with_gradients=False)))
+            terms.append(replace(term, num_bytes=activations.passing_flight(plan)))
         elif term.name not in ("head_gradient", "embedding_gradients"):
             terms.append(term)
     if instant.name == "first_layer_backward":
@@ -148,7 +148,7 @@ def _saved_below(plan: Plan, instant: Instant) -> Term:
 
 def _root_bytes(plan: Plan) -> int:
     shape = plan.shape
-    return (shape.embedding_parameters + shape.head_parameters + shape.hidden_size) * plan.weight_bytes
+    return (shape.embedding_parameters + shape.head_parameters + sum(shape.final_norm_sizes)) * plan.weight_bytes
 
 
 def _block_bytes(plan: Plan) -> int:

@@ -95,7 +95,9 @@ def _questions() -> Iterator[list[_Question]]:
     with tempfile.TemporaryDirectory() as folder:
         for row in rows():
             if row.is_complete:
-                recipe = row.recipe(Path(folder))
+                own = Path(folder) / row["id"]
+                own.mkdir()
+                recipe = row.recipe(own)
                 found.append(_Question(row, Plan.of(recipe, gpu=row.gpu), config_of(recipe.model)))
         yield found
 
@@ -175,8 +177,9 @@ def _without_margins(question: _Question) -> Counts:
     from training.calculator.replay import replay
 
     plan = question.plan
-    allocated = max(instant.num_bytes for instant in instants(plan))
-    reserved = allocated * replay(plan).ratio
+    replayed = replay(plan)
+    allocated = max(instant.num_bytes for instant in instants(plan, replayed))
+    reserved = allocated * runtime.reserved_ratio(plan, allocated, replayed)
     return {"allocated": allocated, "reserved": reserved, "nvml": reserved + runtime.context(plan).num_bytes}
 
 

@@ -222,18 +222,19 @@ def optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe, or a stand-in of its size where only a GPU has it."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.name != "adamw":
-        return _EightBit(trained)
+        return _EightBit(trained, is_paged=settings.name == "paged_adamw8bit")
     return torch.optim.AdamW(trained, fused=settings.impl == "fused", foreach=settings.impl == "foreach")
 
 
 class _EightBit(torch.optim.Optimizer):
     """bitsandbytes' AdamW: two moments of a byte with a float32 scale for each 256, small tensors in float32."""
 
-    def __init__(self, parameters: list[nn.Parameter]):
+    def __init__(self, parameters: list[nn.Parameter], *, is_paged: bool):
         super().__init__(parameters, {})
+        self.is_paged = is_paged
 
     def step(self) -> None:
-        from training.calculator.standing import LEAST_EIGHT_BIT
+        from training.calculator.replay import LEAST_EIGHT_BIT, LEAST_PAGED
 
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is None or self.state[parameter]:
@@ -242,6 +243,7 @@ class _EightBit(torch.optim.Optimizer):
                 if parameter.numel() < LEAST_EIGHT_BIT:
                     self.state[parameter][name] = torch.empty(parameter.numel(), dtype=torch.float32)
                 else:
-                    self.state[parameter][name] = torch.empty(parameter.numel(), dtype=torch.uint8)
+                    own = 0 if self.is_paged and parameter.numel() >= LEAST_PAGED else parameter.numel()
+                    self.state[parameter][name] = torch.empty(own, dtype=torch.uint8)
                     blocks = -(-parameter.numel() // 256)
                     self.state[parameter][f"{name}_scale"] = torch.empty(blocks, dtype=torch.float32)

@@ -19,8 +19,9 @@ from training.recipe.model import Recipe
 if TYPE_CHECKING:
     from training.calculator.parallel import Parallel
 
+_CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
+_CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "nf4": 2}
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Plan:
         """The plan of a recipe. Raises where the model's architecture or an adapter's target is not known."""
         known = calibration or (None if on_cpu else find(gpu))
         plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, parallel, known)
-        _ = plan.adapted  # raises on a target that matches nothing
+        _ = plan.targets  # raises on one that matches nothing
         return plan
 
     @classmethod
@@ -85,16 +86,6 @@ class Plan:
         return self.B * self.S
 
     @cached_property
-    def query_width(self) -> int:
-        return self.shape.num_heads * self.shape.head_dim
-
-    @cached_property
-    def key_width(self) -> int:
-        """Width of the keys that attention keeps: expanded to the query heads on every path but FlashAttention 2."""
-        heads = self.shape.num_key_value_heads if self.is_flash else self.shape.num_heads
-        return heads * self.shape.head_dim
-
-    @cached_property
     def logit_tokens(self) -> int:
         """Positions whose logits exist at once. `auto` is the whole batch."""
         chunk = self.recipe.memory.loss_chunk
@@ -111,6 +102,19 @@ class Plan:
         if not self.keeps_outputs:
             return 0
         return 4 if self.recipe.memory.autocast else self.logit_bytes
+
+    @cached_property
+    def capped_logit_bytes(self) -> int:
+        """Bytes of a logit that a soft cap keeps: its tanh."""
+        return self.logit_bytes if self.shape.logit_cap else 0
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """cuBLAS's scratch memory of one thread, as it was measured on the GPU, else as PyTorch's source has it."""
+        if self.calibration:
+            return self.calibration.workspace_bytes
+        known = (size for name, size in _CUBLAS_BYTES.items() if name in (self.gpu or ""))
+        return next(known, _CUBLAS_BEFORE_HOPPER_BYTES)
 
     # ---- choices
 
@@ -147,8 +151,22 @@ class Plan:
 
     @property
     def has_mask(self) -> bool:
-        """Whether a block-diagonal mask is built: documents share a row, and attention takes a mask."""
-        return self.recipe.data.packing and not self.is_flash
+        """Whether attention takes a mask as a tensor: documents share a row, or a window is no longer than the row."""
+        return self.num_masked_layers > 0
+
+    @cached_property
+    def num_masked_layers(self) -> int:
+        """Layers whose attention takes one: without it, SDPA's kernels are causal by themselves."""
+        if self.is_flash:
+            return 0
+        if self.recipe.data.packing:
+            return self.shape.num_layers
+        return self.shape.num_sliding if (self.shape.window or 0) <= self.S else 0
+
+    @property
+    def num_masks(self) -> int:
+        """Masks that eager attention is given: one, and one more where some layers have a window."""
+        return 2 if (self.shape.kind.slides or 0) > 1 else 1
 
     @property
     def accumulates(self) -> bool:
@@ -157,14 +175,15 @@ class Plan:
     # ---- what is trained
 
     @cached_property
-    def adapted(self) -> tuple[Linear, ...]:
-        """The linear layers of a block that get an adapter. Raises UserError for a name that matches none."""
+    def targets(self) -> tuple[str, ...]:
+        """Names of the linears and of the embedding that get an adapter. Raises UserError for one that matches none."""
         if self.recipe.lora is None:
             return ()
-        targets, linears = self.recipe.lora.targets, self.shape.linears
-        names = [linear.name for linear in linears]
+        shape, targets = self.shape, self.recipe.lora.targets
+        inside = [linear.name for linear in shape.linears]
         if isinstance(targets, str):
-            targets = names if targets == "all-linear" else _ATTENTION
+            return tuple(inside if targets == "all-linear" else (*shape.kind.qkv, shape.kind.output))
+        names = [*inside, shape.head.name, shape.embedding.name]
         if unknown := [name for name in targets if name not in names]:
             raise UserError(
                 "a LoRA target matches no layer",
@@ -172,17 +191,53 @@ class Plan:
                 found=", ".join(unknown),
                 expected=", ".join(names),
             )
-        return tuple(linear for linear in linears if linear.name in targets)
+        return tuple(targets)
+
+    @cached_property
+    def adapted(self) -> tuple[Linear, ...]:
+        """The linear layers of a block that get an adapter."""
+        return tuple(linear for linear in self.shape.linears if linear.name in self.targets)
+
+    @cached_property
+    def adapted_outside(self) -> tuple[Linear, ...]:
+        """The embedding and the head, where they get one."""
+        return tuple(one for one in (self.shape.embedding, self.shape.head) if one.name in self.targets)
+
+    @property
+    def adapts_embedding(self) -> bool:
+        return self.shape.embedding.name in self.targets
+
+    @property
+    def adapts_head(self) -> bool:
+        return self.shape.head.name in self.targets
+
+    @property
+    def layer_trainable(self) -> int:
+        """Parameters of one block that get a gradient."""
+        if self.recipe.lora is None:
+            return self.shape.layer_parameters
+        return sum(self._adapter_parameters(one) for one in self.adapted)
 
     @property
     def trainable(self) -> int:
         """Parameters that get a gradient."""
         if self.recipe.lora is None:
             return self.shape.parameters
-        rank = self.recipe.lora.rank
-        return self.shape.num_layers * sum(rank * (one.in_features + one.out_features) for one in self.adapted)
+        outside = sum(self._adapter_parameters(one) for one in self.adapted_outside)
+        return self.shape.num_layers * self.layer_trainable + outside
+
+    def _adapter_parameters(self, one: Linear) -> int:
+        return self.recipe.lora.rank * (one.in_features + one.out_features)
 
     @property
     def trainable_bytes(self) -> int:
         """Bytes of what is trained, in the type that it is kept in."""
-        return self.trainable * (self.a if self.is_adapter else self.weight_bytes)
+        return self.trainable * self._trained_bytes
+
+    @property
+    def layer_trainable_bytes(self) -> int:
+        return self.layer_trainable * self._trained_bytes
+
+    @property
+    def _trained_bytes(self) -> int:
+        return self.a if self.is_adapter else self.weight_bytes

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from training.calculator.families import FAMILIES
 from training.recipe.load import load
 from training.recipe.model import Recipe
 
@@ -22,14 +23,19 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 _FAMILIES = (
     ("Qwen2.5", "qwen2"), ("Qwen-", "qwen2"), ("SmolLM2", "llama"), ("TinyLlama", "llama"), ("Llama-", "llama"),
-    ("LLaMA-", "llama"), ("CodeLlama", "llama"), ("yi-", "llama"), ("Mistral-7B", "mistral"),
+    ("LLaMA-", "llama"), ("CodeLlama", "llama"), ("yi-", "llama"), ("Mistral-7B", "mistral"), ("gemma-2b", "gemma"),
+    ("gemma-2-", "gemma2"), ("phi-", "phi"), ("Phi-3-mini", "phi3"), ("stablelm-base-alpha", "gpt_neox"),
 )  # fmt: skip
 """By the start of a name. Qwen's first generation has the tensors of qwen2: biases on q, k and v alone."""
+
+_FUSED = {"gpt_neox": "query_key_value", "phi3": "qkv_proj"}
+"""One linear for queries, keys and values: adapters on a part of it have no place in a recipe."""
 
 _TARGETS = {
     "q+v": ["q_proj", "v_proj"],
     "q+k+v+o": "attention",
     "q+k+v+o+mlp": "all-linear",
+    "q+k+v+o+mlp+head": "all-linear and the head",
     "q+v+o+mlp": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "gate+up+down": ["gate_proj", "up_proj", "down_proj"],
     "c_attn (q,k,v fused)": ["q_proj", "k_proj", "v_proj"],
@@ -163,6 +169,8 @@ def _reasons(row: Row):
         yield "length not stated"
     if row["method"] != "full" and (row["lora_targets"] not in _TARGETS or not _rank(row)):
         yield f"adapters on {row['lora_targets']}"
+    if row["lora_targets"] == "q+v" and _family(row) in _FUSED:
+        yield f"adapters on q+v of {_FUSED[_family(row)]}"
     if "zero2" in row["notes"]:
         yield "DeepSpeed"
 
@@ -183,7 +191,10 @@ def _config(row: Row) -> dict:
         "num_hidden_layers": "layers", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
     }  # fmt: skip
     sizes = {key: int(row[column]) for key, column in columns.items()}
-    return {"model_type": _family(row), **sizes, "tie_word_embeddings": row["tied"] == "yes"}
+    written = {"sliding_window": None} if _family(row) == "mistral" else {}
+    if _family(row) == "phi":
+        written = {"hidden_act": "gelu"}  # litgpt's modules call torch's own
+    return {"model_type": _family(row), **sizes, "tie_word_embeddings": row["tied"] == "yes", **written}
 
 
 def _values(row: Row) -> dict:
@@ -195,7 +206,7 @@ def _values(row: Row) -> dict:
         "name": row["id"].lower(), "method": row["method"], "model": {"config": "config.json"},
         "data": {"seq_len": _length(row), "micro_batch": int(row["micro_batch"])},
         "memory": {
-            "gradient_checkpointing": _CHECKPOINTING[row["grad_ckpt"]], "attention": _ATTENTION[row["attn"]],
+            "gradient_checkpointing": _CHECKPOINTING[row["grad_ckpt"]], "attention": _attention(row),
             "weights": weights, "autocast": autocast, "adapter_dtype": adapter,
             "double_quant": row["weight_dtype"] == "nf4-dq", "loss_chunk": 0 if is_hf else 128,
             "profile": "hf" if is_hf else "trainyard",
@@ -204,5 +215,17 @@ def _values(row: Row) -> dict:
         "batch": {"accumulate": int(row["grad_accum"] or 1)}, "stop": {"max_steps": 1},
     }  # fmt: skip
     if row["method"] != "full":
-        values["lora"] = {"rank": _rank(row), "targets": _TARGETS[row["lora_targets"]], "dropout": 0}
+        values["lora"] = {"rank": _rank(row), "targets": _targets(row), "dropout": 0}
     return values
+
+
+def _attention(row: Row) -> str:
+    """Soft-capped scores are written out in every library: SDPA has no cap."""
+    return "eager" if _family(row) == "gemma2" else _ATTENTION[row["attn"]]
+
+
+def _targets(row: Row) -> str | list[str]:
+    known, names = _TARGETS[row["lora_targets"]], FAMILIES[_family(row)]
+    if known != "all-linear and the head":
+        return known
+    return [*names.qkv, names.output, *names.feed_forward, "lm_head"]

@@ -8,15 +8,20 @@ What the formula adds up, this walks through: a test holds the allocated peaks o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.calculator import loading
-from training.calculator.allocator import Block, CachingAllocator
-from training.calculator.layers import Layers
+from training.calculator import activations, loading
+from training.calculator import allocator as caching
+from training.calculator.allocator import CachingAllocator
+from training.calculator.blocks import Block
 from training.calculator.plan import Plan
-from training.calculator.standing import LEAST_EIGHT_BIT, workspace_bytes
+from training.calculator.tape import Tape, Tensor
 from training.calculator.timeline import Recorder, Timeline
 
+LEAST_EIGHT_BIT = 4096
+LEAST_PAGED = 100_000
+"""bitsandbytes keeps smaller tensors' states in float32, and pages those of larger ones where it pages."""
 _STEPS = 2
 """The second one has the optimizer's states; a third reserves nothing more."""
 
@@ -27,6 +32,7 @@ class Replayed:
 
     allocated_bytes: int
     reserved_bytes: int
+    rounding_bytes: int  # of what is allocated at its peak: what nobody asked for
 
     @property
     def ratio(self) -> float:
@@ -39,123 +45,142 @@ def replay(plan: Plan) -> Replayed:
     step = Step(plan, allocator)
     for _ in range(_STEPS):
         step.run()
-    return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    return Replayed(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.peak_rounding_bytes)
 
 
 def timeline(plan: Plan) -> Timeline:
     """The last of the replayed steps, event by event: the one with the optimizer's states."""
-    recorder = Recorder()
+    recorder = Recorder(expands=plan.recipe.memory.expandable_segments)
     loading.load(recorder, plan)
-    step = _MarkedStep(plan, recorder)
+    step = Step(plan, recorder, recorder.mark)
     for _ in range(_STEPS):
         recorder.restart()
         step.run()
     return recorder.timeline()
 
 
-class Step(Layers):
+class Step:
     """The requests of one step; states and workspaces stay from the first one on."""
 
-    def __init__(self, plan: Plan, allocator: CachingAllocator):
-        super().__init__(plan, allocator)
-        self.states: list[Block | None] | None = None
+    def __init__(self, plan: Plan, allocator: CachingAllocator, mark: Callable[[str], None] = lambda phase: None):
+        self.plan, self.allocator, self.tape = plan, allocator, Tape(allocator)
+        self.block, self.mark = Block(plan, self.tape), mark
+        self.outputs: Tensor | None = None
+        self.states: list[caching.Block | None] | None = None
         self.workspaces = 0
-        self.workspace_bytes = workspace_bytes(plan)
 
     def run(self) -> None:
         """One optimizer step; a second micro-batch stands for all that follow the first."""
         for micro_batch in range(2 if self.plan.accumulates else 1):
-            self.adds_up = micro_batch > 0
-            self.forward()
-            self.backward()
-            if micro_batch == 0 and self.plan.accumulates:
-                self.free(self.logits)
+            self.tape.adds_up = micro_batch > 0
+            self.outputs = None
+            self.micro_batch()
         self.optimizer_step()
+        self.outputs = None
+
+    def micro_batch(self) -> None:
+        """Forward, loss and backward. What the caller holds afterwards are the outputs, where it keeps them."""
+        inputs = self.inputs()
+        mask = self.mask()
+        *stored, last = self.forward()
+        if not stored:
+            del mask  # layers that are computed again read it again
+        slot = last.slot
+        self.loss(last)
+        del last
+        self.use_workspace(2)
+        self.backward(stored, slot)
+        del inputs
 
     def use_workspace(self, number: int) -> None:
         if self.workspaces < number:
             self.workspaces += 1
-            self.new(self.workspace_bytes)
+            self.allocator.new(self.plan.workspace_bytes)
 
     # ---- forward
 
-    def forward(self) -> None:
-        plan, shape = self.plan, self.plan.shape
-        self.inputs = [self.new(8 * plan.T) for _ in range(3)]
-        x = self.new(plan.z * self.h)
-        self.use_workspace(1)
-        self.inputs += [self.new(plan.z * plan.S * shape.head_dim) for _ in range(2)]
-        self.inputs.append(self.new(plan.z * plan.B * plan.S * plan.S) if plan.is_eager or plan.has_mask else None)
-        self.stored, self.sets = [], []
-        for _ in range(shape.num_layers):
-            y, saved = self.layer(x, keep=not plan.recipe.memory.gradient_checkpointing)
-            self.stored.append(x)
-            self.sets.append(saved)
-            x = y
-        self.last = x
-        self.norm_kept, hidden = self.norm(x, keep=True)
-        self.head(hidden)
+    def inputs(self) -> list[Tensor]:
+        """Tokens, labels and positions; the rotation's angles."""
+        plan, tape = self.plan, self.tape
+        made = [tape.new(plan.T, 8) for _ in range(3)]
+        rows = activations.position_rows(plan)
+        made += [tape.new(rows * plan.S * plan.shape.rotary_dim, plan.z) for _ in range(2)]
+        return made
 
-    def head(self, hidden: Block | None) -> None:
+    def mask(self) -> Tensor | None:
+        """The attention mask, where attention takes one: additive for eager attention, else of bool."""
         plan = self.plan
-        logits = plan.logit_tokens * plan.shape.vocab_size
-        self.logits = self.new(plan.logit_bytes * logits)
-        lifted = self.new(4 * logits) if plan.logit_bytes < 4 else None
-        self.hidden = None if plan.is_adapter else hidden
-        if plan.is_adapter:
-            self.free(hidden)
-        self.log_softmax = self.new(4 * logits)
-        self.free(lifted)
-        if not plan.keeps_outputs:
-            self.free(self.logits)
-            self.logits = None
+        if plan.is_eager:
+            return self.tape.new(plan.B * plan.S * plan.S * plan.num_masks, plan.z)
+        return self.tape.new(plan.B * plan.S * plan.S, 1) if plan.has_mask else None
+
+    def forward(self) -> list[Tensor]:
+        """Each layer's input under checkpointing, and the last layer's output in any case."""
+        plan, tape = self.plan, self.tape
+        self.mark("forward")
+        x = self.block.embed()
+        self.embedding_nodes = len(tape.nodes)
+        self.use_workspace(1)
+        stored = []
+        tape.keeps = not plan.recipe.memory.gradient_checkpointing
+        for _ in range(plan.shape.num_layers):
+            if not tape.keeps:
+                stored.append(x)
+            x = self.block.layer(x)
+            x.needs_grad = x.needs_grad or not plan.is_adapter or bool(plan.adapted)
+        tape.keeps, self.head_node = True, len(tape.nodes)
+        return [*stored, x]
+
+    def loss(self, x: Tensor) -> None:
+        """Logits, their float32 copy and log-softmax; backward two gradients in float32."""
+        tape = self.tape
+        logits = self.block.logits(x)
+        del x
+        self.outputs = logits if self.plan.keeps_outputs else None
+        lifted = tape.to(logits, 4)
+        del logits
+        log_softmax = tape.like(lifted)
+        elements = lifted.elements
+
+        def backward(g: Tensor) -> tuple:
+            picked = tape.new(elements, 4)
+            grad = tape.new(elements, 4)
+            del picked
+            return (grad,)
+
+        loss = tape.new(1, 4)
+        tape.record((loss,), (lifted,), (log_softmax,), backward)
+        tape.gather(loss.slot, tape.like(loss))
 
     # ---- backward
 
-    def backward(self) -> None:
-        plan = self.plan
-        self.use_workspace(2)
-        logits = plan.logit_tokens * plan.shape.vocab_size
-        first = self.new(4 * logits)
-        grad = self.new(4 * logits)
-        self.drop(first, self.log_softmax)
-        if plan.logit_bytes < 4:
-            cast = self.new(plan.logit_bytes * logits)
-            self.free(grad)
-            grad = cast
-        g = self.new(plan.z * self.h)
-        if not plan.is_adapter:
-            self.head_grad = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-        self.drop(grad, self.hidden)
-        g = self.norm_backward(g, self.norm_kept)
-        self.free(self.last)
-        for x, saved in zip(reversed(self.stored), reversed(self.sets), strict=True):
-            if plan.recipe.memory.gradient_checkpointing:
-                y, saved = self.layer(x, keep=True)
-                self.free(y)
-            g = self.layer_backward(g, saved)
-            self.free(x)
-        if not plan.is_adapter:
-            more = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-            if plan.shape.tied:
-                total = self.new(plan.shape.embedding_parameters * plan.weight_bytes)
-                self.drop(more, self.head_grad)
-                self.gain(total)
-            else:
-                self.gain(more)
-                self.gain(self.head_grad)
-        self.free(g)
-        self.drop(*self.inputs)
+    def backward(self, stored: list[Tensor], last_slot: int) -> None:
+        """From the loss down; under checkpointing each layer is computed again when its output's gradient is there."""
+        tape = self.tape
+        self.mark("head_backward")
+        tape.backward(down_to=self.head_node)
+        self.mark("layer_backward")
+        tape.backward(down_to=self.embedding_nodes)
+        while stored:
+            x = stored.pop()
+            tape.rename(last_slot, self.block.layer_again(x).slot)
+            tape.backward(down_to=self.embedding_nodes)
+            last_slot = x.slot
+            del x
+        tape.backward()
+        tape.settle(self.block.embedding.slot)
+        tape.waiting.clear()
 
     def optimizer_step(self) -> None:
-        plan = self.plan
+        self.mark("optimizer_step")
+        plan, new = self.plan, self.allocator.new
         sizes = list(loading.adapter_sizes(plan)) if plan.is_adapter else list(loading.weight_sizes(plan))
         if self.states is None:
-            self.states = [self.new(self.state_bytes(size)) for size in sizes for _ in range(2)]
+            self.states = [new(self.state_bytes(size)) for size in sizes for _ in range(2)]
         is_foreach = plan.recipe.optimizer.name == "adamw" and plan.recipe.optimizer.impl == "foreach"
-        copies = [self.new(size) for size in sizes] if is_foreach else []
-        self.drop(*copies, *self.grads, self.logits)
-        self.grads = []
+        for copy in [new(size) for size in sizes] if is_foreach else []:
+            self.allocator.free(copy)
+        self.tape.grads.clear()
 
     def state_bytes(self, tensor_bytes: int) -> int:
         """One moment of a tensor: in its type, or a byte an element and a scale for each 256."""
@@ -163,28 +188,6 @@ class Step(Layers):
         elements = tensor_bytes // (plan.a if plan.is_adapter else plan.weight_bytes)
         if plan.recipe.optimizer.name == "adamw":
             return tensor_bytes
-        return elements + 4 * -(-elements // 256) if elements >= LEAST_EIGHT_BIT else 4 * elements
-
-
-class _MarkedStep(Step):
-    """A step that says which phase begins."""
-
-    def __init__(self, plan: Plan, recorder: Recorder):
-        super().__init__(plan, recorder)
-        self.mark = recorder.mark
-
-    def forward(self) -> None:
-        self.mark("forward")
-        super().forward()
-
-    def backward(self) -> None:
-        self.mark("head_backward")
-        super().backward()
-
-    def layer_backward(self, g: Block | None, saved: dict) -> Block | None:
-        self.mark("layer_backward")
-        return super().layer_backward(g, saved)
-
-    def optimizer_step(self) -> None:
-        self.mark("optimizer_step")
-        super().optimizer_step()
+        is_paged = plan.recipe.optimizer.name == "paged_adamw8bit" and elements >= LEAST_PAGED
+        scales = 4 * -(-elements // 256)
+        return (scales if is_paged else elements + scales) if elements >= LEAST_EIGHT_BIT else 4 * elements

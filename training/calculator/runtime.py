@@ -9,7 +9,8 @@ from __future__ import annotations
 from training.calculator.estimate import Term
 from training.calculator.parallel import NCCL_BYTES
 from training.calculator.plan import Plan
-from training.calculator.replay import replay
+from training.calculator.replay import Replayed
+from training.calculator.standing import paged_states
 
 MIB = 1 << 20
 
@@ -42,23 +43,24 @@ the order of the kernels' own requests decides more. The least is a handful of t
 _LEAST_MARGIN_BYTES = 96 * MIB
 
 
-def overhead(plan: Plan, allocated_bytes: int, ratio: float | None = None) -> tuple[Term, Term]:
-    """The allocator's and the process's share beside tensors of `allocated_bytes`.
+def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, ...]:
+    """The allocator's and the process's share beside tensors of `allocated_bytes`, and states that are paged.
 
-    `ratio` is what the allocator reserves over what it holds, where it is known; else the replay tells.
+    `ratio` is what a caching allocator reserves over what it holds; on a CPU there is none.
     """
     if plan.on_cpu:
         slack = max(_LEAST_CPU_SLACK_BYTES, round(_CPU_SLACK * allocated_bytes))
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         process = Term("runtime", INTERPRETER_BYTES, "400 MiB", "python -m training.calculator.runtime")
         return allocator, process
-    ratio = ratio or replayed_ratio(plan, allocated_bytes)
-    return reserve(plan, allocated_bytes, ratio), context(plan)
+    paged = () if plan.shape is None else (paged_states(plan),)
+    return reserve(plan, allocated_bytes, ratio), context(plan), *(one for one in paged if one.num_bytes)
 
 
-def replayed_ratio(plan: Plan, allocated_bytes: int) -> float:
+def reserved_ratio(plan: Plan, allocated_bytes: int, replayed: Replayed | None) -> float:
     """Reserved over allocated bytes by the replay of one process; a rank keeps as many bytes beside its tensors."""
-    replayed = replay(plan)
+    if replayed is None:
+        return 1.0
     if plan.parallel is None:
         return replayed.ratio
     return 1 + (replayed.reserved_bytes - replayed.allocated_bytes) / allocated_bytes

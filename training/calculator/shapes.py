@@ -7,8 +7,11 @@ the counts against transformers' own models, built on the meta device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
+from training.calculator.families import FAMILIES, Family, Flag
 from training.core.errors import Problems, TrainyardError, UserError
 from training.recipe import bases, rules
 from training.recipe.model import Model
@@ -18,25 +21,9 @@ class UnknownShape(UserError):
     """The formula does not count this model; a trace may."""
 
 
-@dataclass(frozen=True)
-class _Family:
-    """What sets a family apart; `None` takes the configuration's own flag, which is False where it is absent."""
-
-    attention_bias: bool | None = False  # on q, k and v
-    output_bias: bool | None = False
-    mlp_bias: bool | None = False
-    query_key_norms: bool = False
-    flags: tuple[str, ...] = ()  # keys that must be absent, null or False, since the formula does not count them
-
-
-FAMILIES = {
-    "llama": _Family(attention_bias=None, output_bias=None, mlp_bias=None),
-    "mistral": _Family(),
-    "qwen2": _Family(attention_bias=True, flags=("use_sliding_window",)),
-    "qwen3": _Family(attention_bias=None, output_bias=None, query_key_norms=True, flags=("use_sliding_window",)),
-}
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 _LARGEST_SIZE = 2**31 - 1
 
 
@@ -60,7 +47,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only model of Llama's kind: pre-norm blocks of attention and a gated feed-forward."""
+    """A decoder-only model: the sizes of its configuration, and the family that says what its blocks make of them."""
 
     family: str
     vocab_size: int
@@ -75,22 +62,74 @@ class Shape:
     attention_bias: bool
     output_bias: bool
     mlp_bias: bool
-    query_key_norms: bool
+    activation: str
+    parallel: bool
+    rotary_dim: int
+    score_cap: bool
+    logit_cap: bool
+    window: int | None  # of the layers that slide
+    num_sliding: int
+    drops_embedding: bool
+    drops_residual: bool
+    drops_scores: bool
 
     @property
+    def kind(self) -> Family:
+        """What sets the family's blocks apart."""
+        return FAMILIES[self.family]
+
+    @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers of one block, in the order of the forward pass."""
-        h, f, d = self.hidden_size, self.intermediate_size, self.head_dim
-        q, kv = self.num_heads * d, self.num_key_value_heads * d
-        return (
-            Linear("q_proj", h, q, self.attention_bias),
-            Linear("k_proj", h, kv, self.attention_bias),
-            Linear("v_proj", h, kv, self.attention_bias),
-            Linear("o_proj", q, h, self.output_bias),
-            Linear("gate_proj", h, f, self.mlp_bias),
-            Linear("up_proj", h, f, self.mlp_bias),
-            Linear("down_proj", f, h, self.mlp_bias),
-        )
+        h, q, kv = self.hidden_size, self.query_size, self.num_key_value_heads * self.head_dim
+        into = (q, kv, kv) if len(self.kind.qkv) == 3 else (q + 2 * kv,)
+        attention = [Linear(name, h, out, self.attention_bias) for name, out in zip(self.kind.qkv, into, strict=True)]
+        output = Linear(self.kind.output, q, h, self.output_bias)
+        return (*attention, output, *self._feed_forward())
+
+    def _feed_forward(self) -> list[Linear]:
+        h, f, names = self.hidden_size, self.intermediate_size, self.kind.feed_forward
+        wide = 2 * f if self.kind.gated and len(names) == 2 else f
+        return [
+            *(Linear(name, h, wide, self.mlp_bias) for name in names[:-1]), Linear(names[-1], f, h, self.mlp_bias)
+        ]  # fmt: skip
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def head(self) -> Linear:
+        """The linear that gives the logits; tied or not."""
+        return Linear("lm_head", self.hidden_size, self.vocab_size, self.kind.head_bias)
+
+    @property
+    def embedding(self) -> Linear:
+        """The embedding, as an adapter on it sees it."""
+        return Linear(self.kind.embedding, self.vocab_size, self.hidden_size)
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of a block over its width."""
+        if self.parallel and self.kind.shares_norm:
+            return 1
+        return 4 if self.kind.norms == "around" else 2
+
+    @property
+    def norm_sizes(self) -> list[int]:
+        """Elements of each norm's gain and bias in one block."""
+        return self.final_norm_sizes * self.num_norms + list(self.query_key_gains)
+
+    @property
+    def query_key_gains(self) -> tuple[int, ...]:
+        """Width of the norms of queries and keys, where there are any."""
+        over = {"head": (self.head_dim,) * 2, "width": (self.query_size, self.num_key_value_heads * self.head_dim)}
+        return over.get(self.kind.query_key_norms, ())
+
+    @property
+    def final_norm_sizes(self) -> list[int]:
+        return [self.hidden_size] * (2 if self.kind.norm == "layer" else 1)
 
     @property
     def embedding_parameters(self) -> int:
@@ -98,16 +137,12 @@ class Shape:
 
     @property
     def head_parameters(self) -> int:
-        """Of a head of its own; a tied one has none."""
-        return 0 if self.tied else self.embedding_parameters
-
-    @property
-    def layer_norm_parameters(self) -> int:
-        return 2 * self.hidden_size + (2 * self.head_dim if self.query_key_norms else 0)
+        """Of a head of its own; of a tied one its bias alone."""
+        return (0 if self.tied else self.embedding_parameters) + (self.vocab_size if self.head.bias else 0)
 
     @property
     def layer_parameters(self) -> int:
-        return sum(linear.parameters for linear in self.linears) + self.layer_norm_parameters
+        return sum(linear.parameters for linear in self.linears) + sum(self.norm_sizes)
 
     @property
     def linear_weights(self) -> int:
@@ -120,17 +155,17 @@ class Shape:
             self.embedding_parameters
             + self.head_parameters
             + self.num_layers * self.layer_parameters
-            + self.hidden_size
+            + sum(self.final_norm_sizes)
         )
 
-    @property
-    def small_parameters(self) -> int:
-        """Of tensors under 4,096 elements, which 8-bit optimizers leave in float32."""
-        vectors = [self.hidden_size] * 2 + [self.head_dim] * (2 if self.query_key_norms else 0)
-        vectors += [linear.out_features for linear in self.linears if linear.bias]
-        matrices = [linear.weight for linear in self.linears]
-        in_layer = sum(size for size in vectors + matrices if size < 4096)
-        return self.num_layers * in_layer + (self.hidden_size if self.hidden_size < 4096 else 0)
+    def elements_of_tensors(self, under: int) -> int:
+        """Elements of all tensors that have fewer than `under`."""
+        layer = self.norm_sizes + [linear.out_features for linear in self.linears if linear.bias]
+        layer += [linear.weight for linear in self.linears]
+        once = [self.embedding_parameters, *self.final_norm_sizes]
+        once += [] if self.tied else [self.embedding_parameters]
+        once += [self.vocab_size] if self.head.bias else []
+        return self.num_layers * sum(one for one in layer if one < under) + sum(one for one in once if one < under)
 
     @property
     def largest_tensor(self) -> int:
@@ -158,34 +193,76 @@ def config_of(model: Model) -> dict:
 
 def from_config(config: dict, source: str) -> Shape:
     """The shape of a Hugging Face configuration. Raises Problems with everything that stands in the way."""
-    family = config.get("model_type")
     problems = _refusals(config, source)
     if problems and all(isinstance(one, UnknownShape) for one in problems):
         raise problems[0]
     if problems:
         raise Problems(f"no estimate for {source}", problems)
-    known = FAMILIES[family]
+    return _shape(config, config["model_type"])
 
-    def flag(of_family: bool | None, key: str) -> bool:
-        return bool(config.get(key, False)) if of_family is None else of_family
+
+def _shape(config: dict, name: str) -> Shape:
+    known = FAMILIES[name]
+
+    def told(flag: Flag | bool | None) -> bool:
+        return bool(_get(config, flag.key, flag.default)) if isinstance(flag, Flag) else bool(flag)
+
+    def capped(flag: Flag | None) -> bool:
+        return flag is not None and config.get(flag.key, flag.default or None) is not None
 
     heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or known.head_dim or config["hidden_size"] // heads
     return Shape(
-        family=family,
+        family=name,
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         num_layers=config["num_hidden_layers"],
         num_heads=heads,
         num_key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        head_dim=head_dim,
         max_positions=config.get("max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=flag(known.attention_bias, "attention_bias"),
-        output_bias=flag(known.output_bias, "attention_bias"),
-        mlp_bias=flag(known.mlp_bias, "mlp_bias"),
-        query_key_norms=known.query_key_norms,
+        tied=bool(_get(config, "tie_word_embeddings", known.tied)),
+        attention_bias=told(known.attention_bias),
+        output_bias=told(known.output_bias),
+        mlp_bias=told(known.mlp_bias),
+        activation=_get(config, known.activation, known.default_activation),
+        parallel=told(known.parallel),
+        rotary_dim=int(head_dim * _rotary_share(config, known.partial_rotary)),
+        score_cap=capped(known.score_cap),
+        logit_cap=capped(known.logit_cap),
+        window=config.get("sliding_window", known.window) if known.slides else None,
+        num_sliding=_num_sliding(config, known),
+        drops_embedding=bool(config.get(known.dropouts[0])),
+        drops_residual=bool(config.get(known.dropouts[1])),
+        drops_scores=bool(config.get("attention_dropout")),
     )
+
+
+def _get(config: dict, key: str, default: object) -> object:
+    value = config.get(key)
+    return default if value is None else value
+
+
+def _rotary_share(config: dict, default: float | None) -> float:
+    """The part of a head that is turned, by the names that it has had."""
+    if default is None:
+        return 1
+    inner = config.get("rope_parameters")
+    places = (config, inner if isinstance(inner, dict) else {})
+    found = [place.get(key) for place in places for key in ("partial_rotary_factor", "rotary_pct")]
+    return next((one for one in found if isinstance(one, int | float) and 0 < one <= 1), default)
+
+
+def _num_sliding(config: dict, known: Family) -> int:
+    """How many layers have a window: as listed, or all but each nth, or all."""
+    each = known.slides
+    if each is None or not config.get("sliding_window", known.window):
+        return 0
+    if isinstance(config.get("layer_types"), list):
+        return sum(one == "sliding_attention" for one in config["layer_types"])
+    num_layers = config["num_hidden_layers"]
+    return num_layers if each == 1 else num_layers - num_layers // each
 
 
 def _refusals(config: dict, source: str) -> list[TrainyardError]:
@@ -196,7 +273,7 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
         return [_refusal("model_type is no name", source, family, f"such as {', '.join(FAMILIES)}")]
     if family not in FAMILIES:
         missing = "its layers, norms and attention as equations in training/calculator"
-        known = f"one of {', '.join(FAMILIES)}; for {family!r} is missing: {missing}"
+        known = f"{_one_of(FAMILIES)}; for {family!r} is missing: {missing}"
         what = f"the formula does not know the architecture {family!r}"
         return [UnknownShape(what, where=source, found=family, expected=known)]
     problems = []
@@ -212,7 +289,16 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
         if config.get(key):
             what = f"the formula does not count {key}"
             problems.append(UnknownShape(what, where=source, found=config[key], expected=f"{key}: false"))
+    key, default = FAMILIES[family].activation, FAMILIES[family].default_activation
+    if (activation := _get(config, key, default)) not in _ACTIVATIONS:
+        expected = f"{key}: {_one_of(_ACTIVATIONS)}"
+        what = "the formula does not know the activation"
+        problems.append(UnknownShape(what, where=source, found=activation, expected=expected))
     return problems or _contradictions(config, source)
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"
 
 
 def _contradictions(config: dict, source: str) -> list[TrainyardError]:
@@ -224,7 +310,7 @@ def _contradictions(config: dict, source: str) -> list[TrainyardError]:
                 "num_attention_heads is not divisible by num_key_value_heads", source, f"{heads} / {kv_heads}", None
             )
         )
-    if not config.get("head_dim") and config["hidden_size"] % heads:
+    if not (config.get("head_dim") or FAMILIES[config["model_type"]].head_dim) and config["hidden_size"] % heads:
         found = f"{config['hidden_size']} / {heads}"
         problems.append(_refusal("hidden_size is not divisible by num_attention_heads", source, found, "or a head_dim"))
     return problems

@@ -1,7 +1,7 @@
 """The largest micro-batch, sequence length or rank that still fits, by bisection on the estimate itself.
 
 Tensors never shrink when one of them grows, but what the allocator reserves for them may by a little. So bisections
-with the replay's ratio at the last guess find the neighbourhood, and ones that replay every value the border there: the
+with the replay of the last guess find the neighbourhood, and ones that replay every value the border there: the
 answer fits, the next one does not.
 """
 
@@ -17,6 +17,7 @@ from training.calculator.devices import Device
 from training.calculator.formula import instants
 from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
+from training.calculator.replay import Replayed, replay
 from training.core.errors import UserError
 from training.recipe.model import Recipe
 
@@ -63,17 +64,16 @@ def largest(
         return replace(plan, recipe=with_size(recipe, **{KEYS[variable].rpartition(".")[2]: value}))
 
     @cache
-    def ratio(value: int) -> float:
-        return 1.0 if on_cpu else runtime.replayed_ratio(sized(value), _allocated_bytes(sized(value)))
+    def replayed(value: int) -> Replayed | None:
+        return None if on_cpu else replay(sized(value))
 
-    def need(value: int, at: float | None = None) -> int:
-        return _device_bytes(sized(value), ratio(value) if at is None else at)
+    def need(value: int, by: Replayed | None = None) -> int:
+        return _device_bytes(sized(value), by or replayed(value))
 
     low, most = _LEAST[variable], _most(recipe, variable, max_positions)
-    near, at = low, 1.0
+    near = low
     for _ in range(_GUESSES):
-        near = _last_that(lambda value, at=at: need(value, at) <= device.usable_bytes, low, most)
-        at = ratio(near)
+        near = _last_that(lambda value, by=replayed(near): need(value, by) <= device.usable_bytes, low, most)
     value = _border(lambda value: need(value) <= device.usable_bytes, near, low, most)
     if value is None:
         return Solution(variable, None, None, f"{low} does not fit")
@@ -92,16 +92,11 @@ def _most(recipe: Recipe, variable: str, max_positions: int | None) -> int:
     return _MOST[variable]
 
 
-def _device_bytes(plan: Plan, ratio: float) -> int:
-    """What an estimate comes to when the replay reserves `ratio` times what it holds; a CPU has no replay."""
-    allocated = _allocated_bytes(plan)
-    if plan.on_cpu:
-        return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated))
-    return allocated + runtime.reserve(plan, allocated, ratio).num_bytes + runtime.context(plan).num_bytes
-
-
-def _allocated_bytes(plan: Plan) -> int:
-    return max(instant.num_bytes for instant in instants(plan))
+def _device_bytes(plan: Plan, replayed: Replayed | None) -> int:
+    """What an estimate comes to by a replay, its own or a neighbour's; a CPU has none."""
+    allocated = max(instant.num_bytes for instant in instants(plan, replayed))
+    ratio = runtime.reserved_ratio(plan, allocated, replayed)
+    return allocated + sum(term.num_bytes for term in runtime.overhead(plan, allocated, ratio))
 
 
 def _last_that(fits: Callable[[int], bool], low: int, high: int) -> int:

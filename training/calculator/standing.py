@@ -5,15 +5,13 @@ Legend in `training.calculator.plan`.
 
 from __future__ import annotations
 
-from training.calculator import loading
 from training.calculator.estimate import Term
 from training.calculator.loading import adapter_sizes, weight_sizes
 from training.calculator.plan import Plan
+from training.calculator.replay import LEAST_EIGHT_BIT, LEAST_PAGED, Replayed
 
-_CUBLAS_BYTES = {"H100": 32 << 20, "H200": 32 << 20}
-_CUBLAS_BEFORE_HOPPER_BYTES = 8_519_680
-_EIGHT_BIT_STATE_BYTES = 1 + 4 / 256
-LEAST_EIGHT_BIT = 4096
+_SCALE_BYTES = 4 / 256
+_EIGHT_BIT_STATE_BYTES = 1 + _SCALE_BYTES
 
 
 def weights(plan: Plan) -> Term:
@@ -30,31 +28,16 @@ def weights(plan: Plan) -> Term:
 
 def workspaces(plan: Plan) -> Term:
     """cuBLAS's scratch memory, which PyTorch takes from its own allocator, once a thread that multiplies."""
-    each = workspace_bytes(plan)
+    each = plan.workspace_bytes
     size = 0 if plan.on_cpu else 2 * each
     return Term("workspaces", size, f"2 * {each}", "PyTorch's cuBLAS workspaces of the main and the autograd thread")
 
 
-def workspace_bytes(plan: Plan) -> int:
-    """One thread's workspace on the plan's GPU, as it was measured there, else as PyTorch's source has it."""
-    if plan.calibration:
-        return plan.calibration.workspace_bytes
-    return next((size for name, size in _CUBLAS_BYTES.items() if name in (plan.gpu or "")), _CUBLAS_BEFORE_HOPPER_BYTES)
-
-
-def rounding(plan: Plan) -> Term:
-    """What the caching allocator counts beside the weights' own bytes: 512 a tensor, and rests that it cannot split."""
-    held = loading.loaded(plan)
-    size = 0 if plan.on_cpu else held.allocated_bytes - held.asked_bytes
+def rounding(replayed: Replayed | None) -> Term:
+    """What the caching allocator counts beside the tensors' own bytes: 512 a tensor, and rests that it cannot split."""
+    size = replayed.rounding_bytes if replayed else 0
     source = "CUDACachingAllocator.cpp: round_size, should_split"
-    return Term("rounding", max(0, size), "the weights' requests replayed", source)
-
-
-def rounding_of_all(once: Term, plan: Plan, copies: int) -> Term:
-    """The same of `copies` more tensors like each trained one: gradients, states. Adapters are too small to count."""
-    times = 1 + (0 if plan.is_adapter else copies)
-    how = f"{once.equation}, {times} times" if times > 1 else once.equation
-    return Term(once.name, once.num_bytes * times, how, once.source)
+    return Term("rounding", size, "two steps' requests replayed, at their peak", source)
 
 
 def optimizer_states(plan: Plan) -> Term:
@@ -63,12 +46,31 @@ def optimizer_states(plan: Plan) -> Term:
             "optimizer_states", 2 * plan.trainable_bytes, "2 * trained, in their type",
             "AdamW's two moments (arXiv 1711.05101)",
         )  # fmt: skip
-    small = 0 if plan.is_adapter else plan.shape.small_parameters
-    quantised = round(2 * (plan.trainable - small) * _EIGHT_BIT_STATE_BYTES)
+    small, own = _trained_under(plan, LEAST_EIGHT_BIT), plan.trainable - paged_elements(plan)
+    quantised = round(2 * (own - small) * _EIGHT_BIT_STATE_BYTES + 2 * paged_elements(plan) * _SCALE_BYTES)
     return Term(
         "optimizer_states", quantised + 8 * small, f"2 * (1 + 4/256) * trained, 8 for tensors under {LEAST_EIGHT_BIT}",
-        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them; paged: as resident",
+        "8-bit optimizers by blocks of 256 (arXiv 2110.02861), as bitsandbytes keeps them",
     )  # fmt: skip
+
+
+def paged_states(plan: Plan) -> Term:
+    """States outside the allocator's pool, as if all of them stayed on the device."""
+    how = f"2 * trained, of tensors from {LEAST_PAGED} elements on"
+    return Term("paged_states", 2 * paged_elements(plan), how, "bitsandbytes, optimizer.py: get_state_buffer")
+
+
+def paged_elements(plan: Plan) -> int:
+    """Elements whose states are paged."""
+    is_paged = plan.recipe.optimizer.name == "paged_adamw8bit"
+    return plan.trainable - _trained_under(plan, LEAST_PAGED) if is_paged else 0
+
+
+def _trained_under(plan: Plan, limit: int) -> int:
+    """Elements of the trained tensors that have fewer than `limit`."""
+    if not plan.is_adapter:
+        return plan.shape.elements_of_tensors(under=limit)
+    return sum(size // plan.a for size in adapter_sizes(plan) if size // plan.a < limit)
 
 
 def gradients(plan: Plan) -> Term:

@@ -25,8 +25,8 @@ class Timeline:
 class Recorder(CachingAllocator):
     """An allocator that writes down its counts."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, expands: bool = False) -> None:
+        super().__init__(expands=expands)
         self.restart()
 
     def restart(self) -> None:

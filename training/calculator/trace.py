@@ -26,7 +26,6 @@ from training.calculator.plain import PlainProbe, optimizer, said
 from training.calculator.plan import Plan
 from training.calculator.probe import MakeProbe, StepProbe
 from training.calculator.shapes import config_of
-from training.calculator.standing import workspace_bytes
 from training.calculator.timeline import Timeline
 from training.core.errors import Problems, TrainyardError, UserError
 
@@ -85,7 +84,8 @@ def trace(plan: Plan, make: MakeProbe | None = None) -> Traced:
     Raises UserError or Problems where the step cannot be traced, with what stands in the way.
     """
     _require_traceable(plan, make)
-    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator())
+    expands = plan.recipe.memory.expandable_segments
+    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator(expands=expands))
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
         if not plan.on_cpu:
@@ -192,7 +192,7 @@ class _Steps:
         needed = 2 if name == "backward" else 1
         while self.workspaces < needed and not self.plan.on_cpu:
             self.workspaces += 1
-            self.log.come(workspace_bytes(self.plan), "workspaces")
+            self.log.come(self.plan.workspace_bytes, "workspaces")
         with self.watched.phase(f"first_{name}" if self.number == 1 else name):
             yield
         if name == "backward":

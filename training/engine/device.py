@@ -56,6 +56,11 @@ def resolve(weights: str) -> Device:
     return Device(torch.device("cpu"), torch.float32, f"no CUDA device; {platform.processor() or 'CPU'} in float32")
 
 
+def use_expandable_segments() -> None:
+    """Let CUDA's allocator grow its segments; it reads this before its first allocation."""
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
 def use_cores() -> int:
     """Give torch the cores that this process may use, unless OMP_NUM_THREADS says otherwise; return their number."""
     if "OMP_NUM_THREADS" not in os.environ:

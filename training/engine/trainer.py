@@ -55,6 +55,8 @@ class Trainer(loop.Hooks):
     def _train(self) -> dict:
         self._forget_incomplete_steps()
         process.reset_peak_rss()  # tokenizing, where it came before, is not this run's
+        if self.recipe.memory.expandable_segments:
+            device.use_expandable_segments()
         self.device = device.resolve(self.recipe.memory.weights)
         threads = device.use_cores()
         environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})

@@ -54,6 +54,7 @@ class Memory:
     kbit_upcast: bool | str  # or "auto"
     keep_outputs: bool | str  # or "auto"
     autocast: bool
+    expandable_segments: bool
     adapter_dtype: str
     profile: str
 

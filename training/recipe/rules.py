@@ -16,6 +16,7 @@ from training.recipe import schema as schemas
 from training.recipe.reading import Origin
 
 Where = Callable[[str], str]
+_LARGEST_CONFIG_BYTES = 1 << 20
 _RULES: list[tuple[tuple[str, ...], Callable]] = []
 
 
@@ -50,7 +51,12 @@ def config_path(values: dict, origins: dict[str, Origin]) -> Path | None:
 
 
 def read_config(path: Path, where: str) -> dict:
-    """A `config.json` as written. Raises UserError where it is missing or not one."""
+    """A `config.json` as written. Raises UserError where it is missing or not one: nothing else is opened."""
+    if path.exists() and not path.is_file():
+        raise UserError("not a config.json", where=where, found=f"{path}, no plain file", expected="a JSON object")
+    if path.exists() and path.stat().st_size > _LARGEST_CONFIG_BYTES:
+        found = f"{path.stat().st_size} bytes"
+        raise UserError("not a config.json", where=where, found=found, expected=f"at most {_LARGEST_CONFIG_BYTES}")
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
