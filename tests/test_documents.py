@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import REAL_CACHE, remove_images
 from tests.engine.conftest import make_records
 from training.cli import COMMANDS
+from training.containers import image
 from training.core.paths import REPOSITORY
 from training.llamacpp.server import free_port
 
@@ -100,7 +101,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "DATA_ROOT": str(root / "data"),
         "TRAINYARD_CACHE": str(root / "cache"),
         "TRAINYARD_PORT": port,
-        "TRAINYARD_TAG": "test-documents",
+        "TRAINYARD_TAG": f"test-documents-{image.checkout()}",
+        "LLAMA_CPU_PORT": str(free_port()),
     }
 
 
@@ -133,6 +135,7 @@ def test_every_command_that_a_page_shows_for_an_engine_runs(page: Path, workplac
             done = run(command, workplace)
             assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     finally:
+        run('docker compose --project-name "$COMPOSE_PROJECT_NAME" down --timeout 5', workplace)
         remove_images(workplace["TRAINYARD_TAG"])
 
 

@@ -67,5 +67,5 @@ def test_value_type_and_order_change_the_tensor_hash(tmp_path: Path):
 def test_what_is_no_gguf_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    with pytest.raises(IntegrityError, match="not a GGUF"):
+    with pytest.raises(IntegrityError, match="not a whole GGUF"):
         gguf_file.inspect(path)

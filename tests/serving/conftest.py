@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.llamacpp import tiny_gguf
 from tests.serving.room import Room
+from training.containers import engine
 from training.core import files
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess, free_port
@@ -73,15 +75,33 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def furnish(data: Path, exported: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Room:
+    """A room with copies of the exported models, their tokenizer and a short smoke file."""
+    shutil.copytree(exported / "models", data / "models" / "trained")
+    shutil.copytree(exported / "tokenizers", data / "training" / "tokenizers")
+    smoke = folder / "smoke.yaml"
+    smoke.write_text(SMOKE)
+    reports = folder / "eval"
+    monkeypatch.setattr(evaluate, "REPORTS", reports)
+    return Room(data, free_port(), reports, smoke, name)
+
+
 @pytest.fixture
 def room(own_roots: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
-    shutil.copytree(exported / "models", own_roots / "models" / "trained")
-    shutil.copytree(exported / "tokenizers", own_roots / "training" / "tokenizers")
-    smoke = tmp_path / "smoke.yaml"
-    smoke.write_text(SMOKE)
-    reports = tmp_path / "eval"
-    monkeypatch.setattr(evaluate, "REPORTS", reports)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one thread: two that spin are slow on a busy machine
-    room = Room(own_roots, free_port(), reports, smoke)
+    room = furnish(own_roots, exported, tmp_path, monkeypatch, "test")
     yield room
     control.stop(room.name)
+
+
+@pytest.fixture
+def harbour(
+    own_roots: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama_image: dict
+) -> Iterator[Room]:
+    """The same with the service llama-cpu of a Compose project of the test's own."""
+    project = f"trainyard-test-{uuid.uuid4().hex[:8]}"
+    settings = {"RUNTIME": "docker", "COMPOSE_PROJECT_NAME": project, "LLAMA_CPU_THREADS": "1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    yield furnish(own_roots, exported, tmp_path, monkeypatch, "llama-cpu")
+    engine.run(["compose", "--project-name", project, "down", "--timeout", "5", "--remove-orphans"], "clearing up")

@@ -1,4 +1,4 @@
-"""A test's data root with two models and a service of its own."""
+"""A test's data root with two models and a service of its own, in either runtime."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +7,7 @@ from training.core import files
 from training.llamacpp.client import Client
 from training.serving import control, evaluate
 from training.serving.evaluate import Evaluation, Request
+from training.serving.service import Service, open_service
 
 
 @dataclass
@@ -21,6 +22,9 @@ class Room:
 
     def model(self, name: str) -> Path:
         return self.data / "models" / "trained" / name / f"{name}-F16.gguf"
+
+    def service(self) -> Service:
+        return open_service(self.name)
 
     def start(self, name: str = "old") -> dict:
         return control.start(str(self.model(name)), service=self.name, port=self.port)

@@ -8,7 +8,7 @@ from tests.llamacpp import tiny_gguf
 from tests.serving.room import Room
 from training import cli
 from training.core import files
-from training.core.errors import IntegrityError, RunError
+from training.core.errors import IntegrityError, MachineError, RunError, UserError
 from training.serving import control
 from training.serving.service import open_service
 
@@ -19,7 +19,7 @@ def test_a_service_outlives_its_starter_and_is_written_down(room: Room):
     assert record["sha256"] == files.sha256_file(room.model("old")) and record["runtime"] == "local"
     assert room.serves() == "old-F16"
     control.stop(room.name)
-    assert room.serves() is None and open_service(room.name).record() is None
+    assert room.serves() is None and open_service(room.name).runtime.record() is None
 
 
 def test_starting_the_same_again_restarts_nothing(room: Room):
@@ -49,7 +49,7 @@ def test_a_first_model_that_does_not_come_up_leaves_the_service_stopped(room: Ro
     room.rewrite_manifest("new")
     with pytest.raises(RunError):
         room.start("new")
-    assert open_service(room.name).record() is None and room.serves() is None
+    assert open_service(room.name).runtime.record() is None and room.serves() is None
 
 
 def test_a_file_without_manifest_can_be_served_and_one_with_a_wrong_one_cannot(room: Room):
@@ -72,6 +72,55 @@ def test_two_services_run_side_by_side(room: Room):
     finally:
         control.stop("other")
     assert room.serves() == "old-F16"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "{}", None])
+def test_a_server_whose_record_is_damaged_or_gone_is_stopped_all_the_same(room: Room, damage: str | None):
+    room.start()
+    path = room.data / "serving" / "test.json"
+    path.unlink() if damage is None else path.write_text(damage)
+    if damage is not None:
+        with pytest.raises(IntegrityError) as caught:
+            control.status(room.name)
+        assert caught.value.next_command.startswith("make serve-stop SERVICE=test")
+    control.stop(room.name)
+    assert room.serves() is None and not path.exists()
+    assert control.status(room.name)["record"] is None
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": 1}'])
+def test_a_damaged_journal_is_told_and_stopping_ends_it(room: Room, text: str):
+    room.start()
+    journal = room.service().journal_path
+    journal.write_text(text)
+    with pytest.raises(IntegrityError) as caught:
+        control.restore(room.name)
+    assert caught.value.next_command.startswith("make serve-stop SERVICE=test")
+    control.stop(room.name)
+    assert room.serves() is None and not journal.exists()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "name", "words"),
+    [("local", "llama-cpu", "not of the runtime local"), ("docker", "mine", "not of the runtime docker"),
+     ("podman", "mine", "no such runtime")],
+)  # fmt: skip
+def test_a_service_and_a_runtime_that_contradict_each_other(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, name: str, words: str
+):
+    monkeypatch.setenv("RUNTIME", runtime)
+    with pytest.raises(UserError, match=words):
+        open_service(name)
+
+
+def test_without_a_name_the_runtime_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    assert open_service().name == "llama-local" and "runtime local: service llama-local" in capsys.readouterr().err
+    monkeypatch.setenv("RUNTIME", "auto")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert open_service().name == "llama-local" and "no Docker here" in capsys.readouterr().err
+    monkeypatch.setenv("RUNTIME", "docker")
+    with pytest.raises(MachineError, match="Docker is not installed"):
+        open_service()
 
 
 def test_the_commands(room: Room, capsys: pytest.CaptureFixture):

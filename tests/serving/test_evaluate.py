@@ -190,6 +190,41 @@ def test_b68_prompt_ids_that_differ_are_told_with_the_first_position(room: Room)
     assert room.serves() == "old-F16"
 
 
+TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>answer\n"
+)
+
+
+@pytest.mark.parametrize(("served", "position"), [(TEMPLATE, None), (TEMPLATE.replace("\n{{", "\n\n{{"), 7)])
+def test_b68_the_server_renders_a_conversation_as_training_did(room: Room, served: str, position: int | None):
+    """The second server has one newline more: seven ids are equal, BOS to the first newline."""
+    tiny_gguf.write(room.model("new"), seed=2, template=served)
+    room.rewrite_manifest("new", chat_template=TEMPLATE)
+    evaluation = room.evaluate()
+    if position is None:
+        assert evaluation.error is None, str(evaluation.error)
+        return
+    assert isinstance(evaluation.error, RunError) and f"from position {position} on" in evaluation.error.what
+    assert "'chat'" in evaluation.error.what and "hi" in evaluation.error.expected
+    assert evaluation.document["smoke"] == []
+
+
+def test_different_quant_types_are_compared_only_if_told(room: Room):
+    room.start()
+    data, key = room.model("new").read_bytes(), b"general.file_type" + (4).to_bytes(4, "little")
+    place = data.index(key) + len(key)
+    room.model("new").write_bytes(data[:place] + (7).to_bytes(4, "little") + data[place + 4 :])
+    room.rewrite_manifest("new", quant_type="Q8_0")
+    evaluation = room.evaluate(compare=str(room.model("old")))
+    assert isinstance(evaluation.error, UserError) and "new-F16.gguf is Q8_0" in evaluation.error.found
+    assert room.serves() == "old-F16"
+    evaluation = room.evaluate(compare=str(room.model("old")), any_quant=True)
+    assert evaluation.error is None, str(evaluation.error)
+    assert evaluation.document["other"]["model"]["quant_type"] == "F16" and room.serves() == "old-F16"
+    assert isinstance(room.evaluate(compare=str(room.model("old")), keep_serving=True).error, UserError)
+
+
 def test_a_tokenizer_that_is_not_here_is_said(room: Room):
     import shutil
 
@@ -239,7 +274,7 @@ def test_a_training_on_this_machine_is_named(room: Room):
 def test_a_second_evaluation_waits_and_then_names_the_holder(room: Room, monkeypatch: pytest.MonkeyPatch):
     from training.serving import service
 
-    monkeypatch.setattr(service.Service.hold, "__defaults__", (0.3,))
+    monkeypatch.setattr(service, "_LOCK_WAIT_SECONDS", 0.3)
     with locks.hold(paths.roots().serving / "test.lock", "serve-eval other-Q8_0.gguf"):
         evaluation = room.evaluate()
     assert isinstance(evaluation.error, MachineError) and "serve-eval other-Q8_0.gguf" in str(evaluation.error)

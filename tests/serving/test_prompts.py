@@ -26,6 +26,13 @@ def test_a_file_is_read_in_its_order(tmp_path: Path):
     ]
 
 
+def test_a_json_schema_is_taken_as_it_stands(tmp_path: Path):
+    file = tmp_path / "smoke.yaml"
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10}}, "required": ["n"]}
+    file.write_text(f"prompts: [{{name: a, text: x, expect: {{json_schema: {schema}}}}}]".replace("'", '"'))
+    assert prompts.load(file)[0].expect == {"json_schema": schema}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
@@ -40,6 +47,7 @@ def test_a_file_is_read_in_its_order(tmp_path: Path):
             "with both",
         ),
         ("prompts:\n  - {name: a, text: x, expect: {matches: '['}}", 2, "no regular expression"),
+        ("prompts:\n  - {name: a, text: x, expect: {json_schema: {type: 7}}}", 2, "no JSON schema"),
         ("prompts:\n  - {name: a, text: x}\n  - {name: a, text: y}", 3, "a name that stands above"),
         ("prompts:\n  - {text: x}", 2, "'name' is a required property"),
         ("prompts: []", 1, "non-empty"),
@@ -74,6 +82,9 @@ class Answering:
         ("abc", {"contains": "d"}, "does not contain 'd'"),
         ("abc", {"matches": "^b"}, "does not match"),
         ("abc", {"finish_reason": "stop"}, "finish reason length, expected stop"),
+        ('{"n": 3}', {"json_schema": {"type": "object", "required": ["n"]}}, None),
+        ('{"n": 3}', {"json_schema": {"properties": {"n": {"maximum": 2}}}}, "3 is greater than the maximum of 2"),
+        ("{", {"json_schema": {}}, "not JSON"),
     ],
 )
 def test_an_answer_is_judged(text: str, expect: dict, why: str | None):

@@ -13,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF under $DATA_ROOT/models, or its /app/models/... name")
     parser.add_argument("--keep-serving", action="store_true", help="leave the new model in service where it passes")
     parser.add_argument("--smoke", type=Path, metavar="FILE", help="smoke prompts (default: recipes/smoke.yaml)")
-    parser.add_argument("--service", metavar="NAME", help="the service's name (default: llama-local)")
+    parser.add_argument("--compare", metavar="OTHER_MODEL", help="ask another model the same, in one report")
+    parser.add_argument("--any-quant", action="store_true", help="compare at different quant types all the same")
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
     parser.add_argument(
         "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
     )
@@ -30,7 +32,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     given = {"service": args.service, "smoke": args.smoke}
     request = evaluate.Request(
         args.model, port=args.port, budget_seconds=args.budget_seconds, keep_serving=args.keep_serving,
-        dry_run=args.dry_run, **{name: value for name, value in given.items() if value},
+        dry_run=args.dry_run,
+        compare=args.compare, any_quant=args.any_quant, **{name: value for name, value in given.items() if value},
     )  # fmt: skip
     evaluation = evaluate.evaluate(request)
     add_evaluation(report, evaluation.document, pages.rows(evaluation.document, evaluation.path))

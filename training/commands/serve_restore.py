@@ -9,7 +9,7 @@ EXAMPLE = "make serve-restore"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be put back, and do nothing")
 
 
@@ -17,7 +17,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.serving import control
 
     result = control.restore(args.service, dry_run=args.dry_run)
-    report.add("service", args.service)
+    report.add("service", result["service"])
     report.add("restored", _outcome(result, args.dry_run))
     if result["loaded"]:
         report.add(

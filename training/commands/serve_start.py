@@ -10,7 +10,7 @@ EXAMPLE = "make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF under $DATA_ROOT/models, or its /app/models/... name")
-    parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
     parser.add_argument(
         "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
     )
@@ -21,16 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files
     from training.serving import control
-    from training.serving.service import service_command
+    from training.serving.settings import service_command
 
     result = control.start(
         args.model, service=args.service, port=args.port, ctx_size=args.ctx_size, dry_run=args.dry_run
     )
     record, previous = result["record"], result["previous"]
-    report.add("service", f"{args.service}, {record['runtime']}")
+    report.add("service", f"{record['service']}, {record['runtime']}")
     report.add("previous", previous["record"]["model"] if previous["running"] else "stopped")
     report.add("model", f"{record['model']} ({files.short(record['sha256'])})")
-    report.add("at", f"http://127.0.0.1:{record['port']}, context {record['arguments']['ctx_size']} tokens")
+    report.add("at", f"http://127.0.0.1:{record['port']}, context {_context(record)} tokens")
     if result["reused"]:
         report.add("reused", "it was in service already; nothing was restarted")
     if args.dry_run:
@@ -39,5 +39,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add(
             "serves now", f"{result['loaded']['path']}, {result['loaded']['parameters']} parameters, by its word"
         )
-    report.add("next", service_command("serve-status", args.service))
+    report.add("next", service_command("serve-status", record["service"]))
     return {"schema": 1, "dry_run": args.dry_run, **result}
+
+
+def _context(record: dict) -> object:
+    return record["arguments"].get("ctx_size") or record["arguments"].get("ctx-size")

@@ -10,22 +10,24 @@ EXAMPLE = "make serve-status"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.core import files, locks, paths
+    from training.core import locks, paths
     from training.serving import control, swap
-    from training.serving.service import service_command
+    from training.serving.report import hash_part
+    from training.serving.settings import service_command
 
     state = control.status(args.service)
     record, loaded = state["record"], state["loaded"]
-    report.add("service", args.service)
+    service = state["service"]
+    report.add("service", service)
     if record is None:
         report.add("state", "stopped")
     else:
-        report.add("state", "healthy" if state["healthy"] else "NOT healthy" if state["running"] else "GONE")
-        report.add("model", f"{record['model']} ({files.short(record['sha256'])}), since {record['since']}")
+        report.add("state", "healthy" if state["healthy"] else "NOT healthy" if state["running"] else "NOT RUNNING")
+        report.add("model", f"{record['model']}{hash_part(record['sha256'])}, since {record['since']}")
         report.add("at", f"http://127.0.0.1:{record['port']}, {record['runtime']}, log {record['log']}")
     if loaded:
         report.add("serves now", f"{loaded['path']}, {loaded['parameters']} parameters, by its word")
@@ -33,10 +35,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("busy", locks.describe(state["holder"]))
     if record is not None and not state["healthy"]:
         report.fail("NOT SERVING", 4)
-        report.add(
-            "next", service_command("serve-start", args.service, MODEL=paths.container_path(Path(record["model"])))
-        )
+        report.add("next", service_command("serve-start", service, MODEL=paths.container_path(Path(record["model"]))))
     if state["unfinished"]:
         report.fail("UNFINISHED SWAP", 4)
-        report.add("next", swap.restore_command(args.service))
+        report.add("next", swap.restore_command(service))
     return {"schema": 1, **state}

@@ -9,7 +9,7 @@ EXAMPLE = "make serve-stop"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", default="llama-local", metavar="NAME", help="default: llama-local")
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be stopped, and do nothing")
 
 
@@ -17,7 +17,13 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.serving import control
 
     before = control.stop(args.service, dry_run=args.dry_run)
-    report.add("service", args.service)
-    report.add("previous", before["record"]["model"] if before["running"] else "stopped already")
+    report.add("service", before["service"])
+    report.add("previous", _previous(before))
     report.add("now", "as before: this was a dry run" if args.dry_run else "stopped")
     return {"schema": 1, "dry_run": args.dry_run, "previous": before}
+
+
+def _previous(before: dict) -> str:
+    if not before["running"]:
+        return "stopped already"
+    return before["record"]["model"] if before["record"] else "unknown: what was written down of it is damaged"

@@ -8,6 +8,13 @@ from training.core.report import Report
 SUMMARY = "walk the hashes of a model back to its data, and name the first broken link"
 EXAMPLE = "make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 
+_NEXT = {
+    **dict.fromkeys(("manifest", "GGUF"), "make export-gguf CHECKPOINT=latest ARGS=--force"),
+    "dataset": "make data-prepare INPUT=my.jsonl makes the same folder of the same records",
+    "tokenizer": "make tokenizer-train DATASET=name makes the same folder of the same data set",
+}
+"""What mends a broken link; a run's own files cannot be made again, only the run."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint's, dataset's or tokenizer's folder")
@@ -28,6 +35,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     }
     if first[chain.BROKEN]:
         report.fail(f"FAIL: the first broken link is {first[chain.BROKEN]}", IntegrityError.exit_code)
+        report.add("next", _NEXT.get(first[chain.BROKEN], "make runs"))
     elif first[chain.ABSENT]:
         report.fail(f"INCOMPLETE: nothing is broken, but {first[chain.ABSENT]} is not there to be checked", 0)
     return {

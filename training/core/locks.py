@@ -53,7 +53,7 @@ def describe(who: dict) -> str:
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: str = "the machine") -> Iterator[None]:
+def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: str = "the machine") -> Iterator[int]:
     """Hold the lock at `path` while the block runs, waiting for it and saying for whom.
 
     Args:
@@ -61,7 +61,8 @@ def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: 
         wait_seconds: how long to wait; None waits for ever, 0 refuses at once.
         resource: what the lock stands for, as the message names it.
 
-    Raises MachineError, naming the holder, where the time is up.
+    Yields the lock's descriptor: a child that inherits it holds the lock too, until both have ended. Raises
+    MachineError, naming the holder, where the time is up.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: 
         with disk_errors(path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(identity() | {"what": what, "since": time.time()}).encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -65,7 +65,8 @@ def _folder(start: str) -> Path:
 
 def _from_gguf(gguf: Path) -> Iterator[Link]:
     if not gguf.is_file():
-        raise UserError("no such model", where=gguf, found="nothing", expected="a GGUF file")
+        raise UserError("no such model", where=gguf, found="nothing", expected="a GGUF file",
+                        next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
     claims: dict = {}
     yield (link := _link("manifest", lambda: _read_claims(gguf, claims)))
     if link.state != OK:

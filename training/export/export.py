@@ -203,7 +203,8 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
         "vocab_size": facts.vocab_size, "context_length": facts.context_length, "parameters": facts.parameters,
         "run": origin["run"], "step": origin["step"], "weights_sha256": origin["weights_sha256"],
         "base": origin["base"], "method": origin["method"],
-        "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos}, "dataset": origin["dataset"],
+        "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos},
+        "chat_template": checkpoint.chat_template, "dataset": origin["dataset"],
         "recipe_sha256": origin["recipe_sha256"], "llama_cpp": pin.load().to_json(), "tool": version.tool(),
         "inputs_sha256": target.inputs_sha256, **proved,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import files
 from training.core.errors import IntegrityError
+from training.llamacpp import gguf_header
 
 _CHUNK_BYTES = 4 << 20
 
@@ -39,6 +40,7 @@ def inspect(path: Path) -> GgufFile:
     """Read a file once and return its facts. Raises IntegrityError where it is no GGUF."""
     import gguf
 
+    gguf_header.read(path)  # the package would believe any count
     try:
         reader = gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:

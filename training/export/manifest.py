@@ -10,7 +10,7 @@ from training.core import files
 from training.core.errors import IntegrityError
 
 KIND = "gguf"
-_EXPORT = "make export-gguf CHECKPOINT=... ARGS=--force"
+_EXPORT = "make export-gguf CHECKPOINT=latest ARGS=--force"
 
 
 def path_of(gguf: Path) -> Path:
@@ -27,13 +27,13 @@ def read(gguf: Path) -> dict:
             where=path,
             found="no such file",
             expected="the manifest that an export writes last",
-            next_command="make export-gguf CHECKPOINT=...",
+            next_command=_EXPORT,
         )
     manifest = files.read_json(path)
     if manifest.get("kind") != KIND or manifest.get("file") != gguf.name:
         raise IntegrityError(
             "the manifest is another file's", where=path, expected=f"kind {KIND}, file {gguf.name}",
-            found=f"kind {manifest.get('kind')}, file {manifest.get('file')}",
+            found=f"kind {manifest.get('kind')}, file {manifest.get('file')}", next_command=_EXPORT,
         )  # fmt: skip
     return manifest
 

@@ -77,17 +77,17 @@ def require_free_port(port: int) -> None:
             where=f"{HOST}:{port}",
             found=f"held by {holder}",
             expected="a free port",
-            next_command="stop that process, or take another port with ARGS='--port N'",
+            next_command=f"the same command with ARGS='--port {free_port()}', or stop that process",
         )
 
 
-def find(token: str) -> list[dict]:
-    """The identities of the servers that were started with `token`, by their command line; normally one or none."""
+def find(word: str) -> list[dict]:
+    """The identities of the servers whose command line has `word`, a start's token or a service; normally one."""
     found = []
     for candidate in psutil.process_iter():
         try:
             words = candidate.cmdline()
-            if SERVER_MODULE in words and token in words:
+            if SERVER_MODULE in words and word in words:
                 found.append(process.identity(candidate.pid))
         except psutil.Error:
             continue
@@ -116,6 +116,7 @@ class ServerProcess:
         threads: int | None = None,
         detached: bool = False,
         token: str | None = None,
+        service: str | None = None,
     ) -> "ServerProcess":
         """Start a server and return at once.
 
@@ -126,6 +127,7 @@ class ServerProcess:
             threads: None takes the CPUs that this process may use.
             detached: outlive this process; else the server dies with it.
             token: stands in the server's command line, so that `find` can tell this very start.
+            service: stands there too, so that `find` can tell whatever serves under one name.
 
         Raises MachineError where the port is in use.
         """
@@ -136,6 +138,8 @@ class ServerProcess:
             "batch-size": BATCH_SIZE, "ubatch-size": UBATCH_SIZE, "threads": threads or len(os.sched_getaffinity(0)),
             "token": token or secrets.token_hex(8),
         }  # fmt: skip
+        if service is not None:
+            arguments["service"] = service
         if not detached:
             arguments["parent"] = os.getpid()
         command = [sys.executable, "-m", SERVER_MODULE]

@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-ui", action="store_true", help="there is none here")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--token", help="marks this very start in the list of processes")
+    parser.add_argument("--service", help="marks whatever serves under one name")
     parser.add_argument("--parent", type=int, help="die with this process; without it the server outlives its starter")
     args = parser.parse_args()
     if not args.model:

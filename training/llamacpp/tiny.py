@@ -18,7 +18,15 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def write(path: Path, *, seed: int, width: int = 64, layers: int = 1, leave_out: str | None = None) -> Path:
+def write(
+    path: Path,
+    *,
+    seed: int,
+    width: int = 64,
+    layers: int = 1,
+    leave_out: str | None = None,
+    template: str | None = None,
+) -> Path:
     """Write random F16 weights; `leave_out` names a tensor that is missing, so that no server can load the file."""
     import gguf
     import numpy as np
@@ -48,6 +56,8 @@ def write(path: Path, *, seed: int, width: int = 64, layers: int = 1, leave_out:
     writer.add_eos_token_id(EOS_ID)
     writer.add_pad_token_id(PAD_ID)
     writer.add_add_bos_token(True)
+    if template is not None:
+        writer.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:
         values = np.ones(shape, np.float32) if len(shape) == 1 else 0.2 * random.standard_normal(shape)

@@ -45,6 +45,7 @@ def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     say(f"\n=== {title}\n    $ {shlex.join([*PROGRAM, *arguments])}")
     started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS")}
+    environment["RUNTIME"] = "local"  # what RUNTIME says is for a person's own runs and services
     # A process group of its own: a Ctrl-C at the terminal reaches the child once, through us.
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, env=environment, process_group=0, preexec_fn=_die_with_parent

@@ -21,7 +21,7 @@ TOLERANCE_NATS = 0.1
 _ASKED_TOP = 40
 
 
-def require_same_model(client_says: dict, manifest: dict, path: Path) -> None:
+def require_same_model(client_says: dict, manifest: dict, path: Path, next_command: str) -> None:
     """Hold what the server says that it has loaded against the manifest. Raises IntegrityError."""
     for part in ("parameters", "vocab_size"):
         if client_says[part] != manifest[part]:
@@ -30,11 +30,11 @@ def require_same_model(client_says: dict, manifest: dict, path: Path) -> None:
                 where=path,
                 found=client_says[part],
                 expected=manifest[part],
-                next_command="make verify MODEL=... names the first broken link",
+                next_command=next_command,
             )
 
 
-def compare_fingerprint(client: Client, fingerprint: dict) -> dict:
+def compare_fingerprint(client: Client, fingerprint: dict, next_command: str | None = None) -> dict:
     """Hold the server's log-probabilities against the manifest's: `{"max_nats", "tolerance_nats", "top1_agree", ...}`.
 
     Raises IntegrityError where they differ by more than the tolerance.
@@ -54,7 +54,7 @@ def compare_fingerprint(client: Client, fingerprint: dict) -> dict:
                 f"the served model is not the exported one: prompt {number + 1} of its fingerprint differs",
                 found=_shown(answer[: len(expected)]),
                 expected=f"{_shown(expected)}, within {TOLERANCE_NATS} nats",
-                next_command="make verify MODEL=... names the first broken link",
+                next_command=next_command,
             )
     num_prompts = len(fingerprint["prompts"])
     return {
@@ -66,25 +66,30 @@ def _shown(top: Sequence[Sequence]) -> str:
     return " ".join(f"{token}:{value:.3f}" for token, value in top)
 
 
-def prompt_ids(client: Client, prompt: Prompt) -> tuple[str, list[int]]:
-    """The text that the server makes of a prompt, and its token ids as it will read them."""
-    text = prompt.text if prompt.text is not None else client.apply_template(prompt.messages)
-    return text, client.tokenize(text, add_special=True, parse_special=True)
+def compare_prompt_ids(
+    client: Client, prompts: Sequence[Prompt], tokenizer: "Tokenizer | None", template: str | None
+) -> list[dict]:
+    """The ids of each prompt as the server reads it and as training made it: `{"name", "num_tokens", "compared"}`.
 
-
-def compare_prompt_ids(client: Client, prompts: Sequence[Prompt], tokenizer: "Tokenizer | None") -> list[dict]:
-    """The ids of each prompt by the server and by the training tokenizer: `{"name", "num_tokens", "compared"}`.
-
-    Without a tokenizer nothing is compared. Raises RunError, with the first position that differs, before any answer
-    is judged: a prompt that is read differently makes a good model look bad.
+    A conversation is rendered here by `template`, the one that training used; where it had none, the server's own text
+    is taken. Without a tokenizer nothing is compared. Raises RunError, with the first position that differs, before any
+    answer is judged: a prompt that is read differently makes a good model look bad.
     """
     results = []
     for prompt in prompts:
-        text, served = prompt_ids(client, prompt)
+        text = prompt.text if prompt.text is not None else client.apply_template(prompt.messages)
+        served = client.tokenize(text, add_special=True, parse_special=True)
         if tokenizer is not None:
-            _require_same(prompt.name, served, tokenizer.encode(text), tokenizer)
+            trained = _render(template, prompt.messages) if template and prompt.messages else text
+            _require_same(prompt.name, served, tokenizer.encode(trained), tokenizer)
         results.append({"name": prompt.name, "num_tokens": len(served), "compared": tokenizer is not None})
     return results
+
+
+def _render(template: str, messages: Sequence[dict]) -> str:
+    from training.tokenizer.template import render
+
+    return render(template, messages)
 
 
 def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "Tokenizer") -> None:
@@ -94,7 +99,13 @@ def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "
     position = next((i for i, (a, b) in pairs if a != b), min(len(served), len(trained)))
     raise RunError(
         f"the server reads the prompt {name!r} otherwise than training did, from position {position} on",
-        found=f"ids {served[position : position + 6]} of {len(served)}",
-        expected=f"ids {trained[position : position + 6]} of {len(trained)}, by {tokenizer.name}",
-        next_command="make export-gguf again; its own check names the cause",
+        found=_around(served, position, tokenizer),
+        expected=f"{_around(trained, position, tokenizer)}, by {tokenizer.name}",
+        next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
     )
+
+
+def _around(ids: list[int], position: int, tokenizer: "Tokenizer") -> str:
+    """`ids [7, 9] of 12, 'ab'`: the next few from the position on, and their text."""
+    shown = ids[position : position + 6]
+    return f"ids {shown} of {len(ids)}, {tokenizer.decode(shown)!r}"

@@ -1,17 +1,21 @@
 """Start, stop, look at and put back a service: what the commands besides the evaluation do with it."""
 
 from training.core import locks
+from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.serving import swap
 from training.serving.model import check, resolve
-from training.serving.service import HEALTH_BUDGET_SECONDS, Service, default_port, open_service
+from training.serving.service import Service, open_service, unfinished
+from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
+
+_SAME = ("model", "sha256", "file", "port", "arguments", "image", "config_hash")
 
 
 def start(
     model: str,
     *,
-    service: str,
+    service: str | None = None,
     port: int | None = None,
     ctx_size: int | None = None,
     budget_seconds: float = HEALTH_BUDGET_SECONDS,
@@ -32,18 +36,17 @@ def start(
         with signals.interruptible():
             previous = room.state(budget_seconds=budget_seconds, on_wait=swap.waiting("the service", budget_seconds))
             old = previous["record"] or {}
-            record = room.new_record(checked, port=port or old.get("port") or default_port(), ctx_size=ctx_size)
-            same = all(old.get(part) == record[part] for part in ("model", "sha256", "file", "port", "arguments"))
-            reused = previous["healthy"] and same
+            record = room.runtime.new_record(checked, port=port or old.get("port"), ctx_size=ctx_size)
+            reused = previous["healthy"] and all(old.get(part) == record.get(part) for part in _SAME)
             if not reused:
                 swap.require_swappable(room, previous, record)
-        planned = swap.Swap(previous, record)
+        trial = swap.Trial(record, _nothing)
         if not reused and not dry_run:
-            swap.run(room, planned, _nothing, signals=signals, keep=True, budget_seconds=budget_seconds)
+            swap.run(room, swap.Swap(previous, [trial]), signals=signals, keep=True, budget_seconds=budget_seconds)
     now = room.state() if not dry_run else previous
     return {
-        "record": old if reused else planned.record, "previous": previous, "reused": reused, "loaded": now["loaded"],
-        "seconds": planned.seconds,
+        "record": old if reused else trial.record, "previous": previous, "reused": reused, "loaded": now["loaded"],
+        "seconds": trial.seconds,
     }  # fmt: skip
 
 
@@ -51,40 +54,56 @@ def _nothing(*_: object) -> None:
     """What `start` asks of the new server beyond its health and the file it says it serves."""
 
 
-def stop(service: str, *, dry_run: bool = False) -> dict:
-    """End a service, and whatever an unfinished swap of it has left. Returns its state before."""
+def stop(service: str | None = None, *, dry_run: bool = False) -> dict:
+    """End a service, and whatever an unfinished swap of it has left. Returns its state before.
+
+    A damaged record or journal is no hindrance: what serves under this name is found without them.
+    """
     room = open_service(service)
     with room.hold("serve-stop"), Deferred():
-        before, journal = room.state(), room.journal()
-        if dry_run:
-            return before
-        records = [
-            before["record"],
-            *((journal["previous"]["record"], journal["new"], journal["back"]) if journal else ()),
-        ]
-        for record in filter(None, records):
-            room.runtime.stop(record)
-        room.write_record(None)
-        room.remove_journal()
-    return before
+        try:
+            before = room.state()
+        except IntegrityError as error:
+            say(f"warning: {error.what}: {error.where}")
+            before = {"running": True, "healthy": False, "record": None, "loaded": None}
+        if not dry_run:
+            room.runtime.remove()
+            room.remove_journal()
+    return {"service": room.name} | before
 
 
-def status(service: str) -> dict:
+def status(service: str | None = None) -> dict:
     """What runs now by the server's own word, who changes it, and whether a swap is unfinished. Changes nothing."""
     room = open_service(service)
-    holder = locks.holder(room.folder / f"{service}.lock")
-    return room.state() | {"unfinished": room.journal() is not None and holder is None, "holder": holder}
+    holder = locks.holder(room.lock_path)
+    unfinished = room.journal() is not None and holder is None
+    return {"service": room.name} | room.state() | {"unfinished": unfinished, "holder": holder}
 
 
-def restore(service: str, *, dry_run: bool = False) -> dict:
-    """Finish the restore of a swap that was cut off. Returns `{"restore": ... or None, **state}`."""
-    room = open_service(service)
+def restore(service: str | None = None, *, dry_run: bool = False) -> dict:
+    """Finish the restore of a swap that was cut off; without a name, of the one service that has such a swap.
+
+    Returns `{"service", "restore": ... or None, **state}`.
+    """
+    room = open_service(service or _only_unfinished())
     with room.hold("serve-restore"), Deferred():
         if dry_run:
             journal = room.journal()
-            return {"restore": None, "planned": journal and journal["previous"], **room.state()}
+            return {"service": room.name, "restore": None, "planned": journal and journal["previous"], **room.state()}
         done = finish(room)
-        return {"restore": done, **room.state()}
+        return {"service": room.name, "restore": done, **room.state()}
+
+
+def _only_unfinished() -> str | None:
+    names = unfinished()
+    if len(names) > 1:
+        raise UserError(
+            "more than one service has an unfinished swap",
+            found=", ".join(names),
+            expected="one of them by its name",
+            next_command=" && ".join(service_command("serve-restore", name) for name in names),
+        )
+    return names[0] if names else None
 
 
 def finish(room: Service) -> dict | None:

@@ -5,22 +5,25 @@ file itself, the quant type against the GGUF header. The signature (inode, size,
 whether a file is still the one that was hashed.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
+from training.core.report import make_command
+from training.llamacpp import gguf_header
 
 _NEEDED = (
     "name", "bytes", "sha256", "quant_type", "architecture", "parameters", "vocab_size", "tokenizer", "fingerprint",
 )  # fmt: skip
 
+_EXPORT_AGAIN = "make export-gguf CHECKPOINT=latest ARGS=--force"
+
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A checked file. `header` is `{"architecture", "quant_type", "context_length", "tensor_types"}`."""
+    """A checked file. `header` is what `read_header` returns."""
 
     path: Path
     sha256: str
@@ -28,9 +31,9 @@ class ModelFile:
     header: dict
     manifest: dict | None
 
-    @property
-    def name(self) -> str:
-        return self.path.stem
+    def memory_bytes(self, ctx_size: int) -> int:
+        """What a server of it needs at least: the file, and the keys and values of `ctx_size` tokens."""
+        return self.signature["bytes"] + ctx_size * self.header["cache_bytes_per_token"]
 
 
 def resolve(text: str) -> Path:
@@ -43,7 +46,7 @@ def resolve(text: str) -> Path:
             where=path,
             found="a folder" if path.is_dir() else f"nothing; there are: {', '.join(there[:8]) or 'none yet'}",
             expected="a .gguf file under $DATA_ROOT/models, by its host path or as /app/models/...",
-            next_command="make export-gguf CHECKPOINT=RUN",
+            next_command="make export-gguf CHECKPOINT=latest",
         )
     return path
 
@@ -77,12 +80,13 @@ def _manifest(path: Path, required: bool) -> dict | None:
     if not place.is_file() and not required:
         return None
     if not place.is_file():
+        unproved = make_command("serve-start", MODEL=paths.container_path(path))
         raise IntegrityError(
             "the model has no manifest, so nothing says what it should be",
             where=path,
             found=f"no {place.name} beside it",
             expected="the manifest that export writes with every file",
-            next_command=f"make export-gguf CHECKPOINT=RUN, or make serve-start MODEL={path} to serve it unproved",
+            next_command=f"{_EXPORT_AGAIN}; or serve it unproved: {unproved}",
         )
     from training.export import manifest
 
@@ -93,7 +97,7 @@ def _manifest(path: Path, required: bool) -> dict | None:
             where=place,
             found=f"no {', '.join(missing)}",
             expected="every part that export writes",
-            next_command="export it again: make export-gguf CHECKPOINT=RUN",
+            next_command=_EXPORT_AGAIN,
         )
     return read
 
@@ -105,7 +109,7 @@ def _compare(path: Path, what: str, found: object, expected: object) -> None:
             where=path,
             found=found,
             expected=expected,
-            next_command="export it again: make export-gguf CHECKPOINT=RUN",
+            next_command=_EXPORT_AGAIN,
         )
 
 
@@ -123,28 +127,34 @@ def hash_with_bar(path: Path) -> str:
 
 def read_header(path: Path) -> dict:
     """What the GGUF header itself says. Raises IntegrityError where it cannot be read or the file is cut short."""
-    import gguf
+    from gguf.constants import LlamaFileType
 
+    header = gguf_header.read(path)
     try:
-        reader = gguf.GGUFReader(path)
-        file_type = gguf.LlamaFileType(_field(reader, "general.file_type")).name
-        architecture = _field(reader, "general.architecture")
-        context_length = _field(reader, f"{architecture}.context_length")
-    except Exception as error:  # the reader raises whatever numpy or struct does on bytes that are no GGUF
+        file_type = LlamaFileType(header.value("general.file_type")).name
+        architecture = header.value("general.architecture")
+        context_length = int(header.value(f"{architecture}.context_length"))
+    except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError(
-            "not a whole GGUF file", where=path, found=f"{type(error).__name__}: {error}", expected="a GGUF file",
-            next_command="export it again: make export-gguf CHECKPOINT=RUN",
+            "not the GGUF file of a language model", where=path, found=str(error).strip("'\""),
+            expected="file type, architecture and context length", next_command=_EXPORT_AGAIN,
         ) from error  # fmt: skip
     return {
         "architecture": architecture,
         "quant_type": file_type.removeprefix("MOSTLY_").removeprefix("ALL_"),
-        "context_length": int(context_length),
-        "tensor_types": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors)),
+        "context_length": context_length,
+        "tensor_types": header.tensor_types,
+        "cache_bytes_per_token": _cache_bytes_per_token(header, architecture),
     }
 
 
-def _field(reader: object, name: str) -> object:
-    field = reader.get_field(name)
-    if field is None:
-        raise ValueError(f"{name} is not in the header")
-    return field.contents()
+def _cache_bytes_per_token(header: gguf_header.Header, architecture: str) -> int:
+    """Keys and values of one token in all layers, 2 bytes each (llama.cpp's default cache is f16); 0 where unsaid."""
+
+    def number(name: str) -> int:
+        value = header.values.get(f"{architecture}.{name}", 0)
+        return max(value, default=0) if isinstance(value, list) else int(value)
+
+    heads = number("attention.head_count")
+    width = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
+    return number("block_count") * (number("attention.head_count_kv") or heads) * width * 2 * 2

@@ -17,6 +17,8 @@ from training.llamacpp.client import Client
 
 DEFAULT_FILE = REPOSITORY / "recipes" / "smoke.yaml"
 _SCHEMA = Path(__file__).with_name("smoke.schema.json")
+_ANYTHING = {"type": "object"}
+_SCALARS = ["null", "boolean", "integer", "number", "string"]
 _STOP_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
@@ -37,7 +39,7 @@ def load(path: Path) -> list[Prompt]:
     from training.recipe.strict_yaml import parse
 
     if not path.is_file():
-        raise UserError("no such smoke file", where=path, expected="a YAML file", next_command="leave SMOKE out")
+        raise UserError("no such smoke file", where=path, expected="a YAML file", next_command="ls recipes")
     schema = json.loads(_SCHEMA.read_text())
     root, problems = parse(path.read_bytes(), path.name)
     reader = _Reader(path.name, problems)
@@ -45,7 +47,11 @@ def load(path: Path) -> list[Prompt]:
     if not problems:
         reader.check(values, schema)
     if problems:
-        raise Problems(f"{path.name} is no valid smoke file", problems, next_command="mend it, then run the same again")
+        raise Problems(
+            f"{path.name} is no valid smoke file",
+            problems,
+            next_command=f"${{EDITOR:-vi}} {path}, then run the same command again",
+        )
     return [Prompt(**entry | {"messages": tuple(entry.get("messages", ()))}) for entry in values["prompts"]]
 
 
@@ -60,6 +66,8 @@ class _Reader:
         from training.recipe.reading import read_scalar
         from training.recipe.strict_yaml import Items, Mapping, Scalar
 
+        if schema == _ANYTHING:
+            return _free(node)
         if isinstance(node, Mapping) and schema["type"] == "object":
             for name in node.entries.keys() - schema["properties"].keys():
                 self._problem(f"unknown key {name}", node.lines[name], name, " ".join(schema["properties"]))
@@ -95,6 +103,7 @@ class _Reader:
                 self._problem("a name that stands above already", line, entry["name"], "each name once")
             names.add(entry["name"])
             self._check_pattern(entry, line)
+            self._check_schema(entry, line)
 
     def _check_pattern(self, entry: dict, line: int) -> None:
         try:
@@ -102,8 +111,28 @@ class _Reader:
         except re.error as error:
             self._problem("matches is no regular expression", line, error)
 
+    def _check_schema(self, entry: dict, line: int) -> None:
+        import jsonschema
+
+        try:
+            jsonschema.Draft202012Validator.check_schema(entry.get("expect", {}).get("json_schema", {}))
+        except jsonschema.SchemaError as error:
+            self._problem("json_schema is no JSON schema", line, error.message)
+
     def _problem(self, what: str, line: int, found: object = None, expected: object = None) -> None:
         self.problems.append(UserError(what, where=f"{self.source}:{line}", found=found, expected=expected))
+
+
+def _free(node: object) -> object:
+    """A value whose shape the smoke file itself decides: what stands under `json_schema`."""
+    from training.recipe.reading import read_scalar
+    from training.recipe.strict_yaml import Items, Mapping
+
+    if isinstance(node, Mapping):
+        return {name: _free(value) for name, value in node.entries.items()}
+    if isinstance(node, Items):
+        return [_free(item) for item in node.items]
+    return None if node is None else read_scalar(node, _SCALARS if node.plain else ["string"])
 
 
 def ask(client: Client, prompt: Prompt) -> dict:
@@ -150,6 +179,22 @@ def _objection(prompt: Prompt, answer: dict, seconds: float) -> str | None:
         return f"the text does not contain {expect['contains']!r}"
     if "matches" in expect and not re.search(expect["matches"], text):
         return f"the text does not match {expect['matches']!r}"
+    if why := _against_schema(text, expect.get("json_schema")):
+        return why
     if expect.get("finish_reason", answer["finish_reason"]) != answer["finish_reason"]:
         return f"finish reason {answer['finish_reason']}, expected {expect['finish_reason']}"
+    return None
+
+
+def _against_schema(text: str, schema: dict | None) -> str | None:
+    import jsonschema
+
+    if schema is None:
+        return None
+    try:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    except ValueError as error:
+        return f"the text is not JSON: {error}"
+    except jsonschema.ValidationError as error:
+        return f"the JSON is not what the schema says: {error.message}"
     return None

@@ -16,14 +16,20 @@ from training.serving.swap import Swap
 _TEXT_WIDTH = 48
 
 
-def opening(model: str, service: str, dry_run: bool, keep_serving: bool) -> dict:
-    """The document with every part in its place and nothing found yet."""
+def opening(model: str, other: str | None, dry_run: bool, keep_serving: bool) -> dict:
+    """The document with every part in its place and nothing found yet; `other` is the model compared with, if any."""
     return {
-        "schema": 1, "kind": "serve-eval", "started": utc_stamp(), "service": service, "verdict": None,
-        "exit_code": None, "error": None, "dry_run": dry_run, "keep_serving": keep_serving,
-        "model": {"asked": model}, "manifest": None, "server": None, "previous": None,
-        "loaded": None, "fingerprint": None, "prompt_ids": None, "smoke": [], "restore": None, "seconds": {},
-        "tool": version.tool(),
+        "schema": 1, "kind": "serve-eval", "started": utc_stamp(), "service": None, "verdict": None,
+        "exit_code": None, "error": None, "dry_run": dry_run, "keep_serving": keep_serving, "previous": None,
+        **_opening_part(model), "other": other and _opening_part(other), "restore": None, "tool": version.tool(),
+    }  # fmt: skip
+
+
+def _opening_part(model: str) -> dict:
+    """What is found of one model."""
+    return {
+        "model": {"asked": model}, "manifest": None, "server": None, "loaded": None, "fingerprint": None,
+        "prompt_ids": None, "smoke": [], "seconds": {},
     }  # fmt: skip
 
 
@@ -39,7 +45,13 @@ def close(document: dict, error: BaseException | None) -> None:
         known = isinstance(error, TrainyardError)
         parts = error.to_json() if known else {"kind": type(error).__name__, "exit_code": 1, "what": str(error)}
         document |= {"verdict": "FAIL", "exit_code": parts["exit_code"], "error": parts}
-    document |= {key: _for_people(value) for key, value in document.items() if key != "smoke"}
+    _clean(document)
+    if document["other"]:
+        _clean(document["other"])
+
+
+def _clean(part: dict) -> None:
+    part |= {key: _for_people(value) for key, value in part.items() if key not in ("smoke", "other")}
 
 
 def _for_people(value: object) -> object:
@@ -67,8 +79,11 @@ def write(document: dict, folder: Path, name: str) -> Path | None:
 
 def record_part(record: dict) -> dict:
     """A service's record as reports show it."""
-    kept = ("runtime", "version", "process", "port", "arguments", "model", "sha256", "log", "since")
-    return {key: record.get(key) for key in kept} | {"image": None, "request": GREEDY}
+    kept = (
+        "runtime", "version", "process", "project", "container", "image", "image_name", "config_hash", "port",
+        "arguments", "model", "served_as", "sha256", "memory_bytes", "log", "since",
+    )  # fmt: skip
+    return {key: record.get(key) for key in kept} | {"request": GREEDY}
 
 
 def state_part(state: dict) -> dict:
@@ -88,20 +103,36 @@ def restore_part(swap: Swap) -> dict:
 def rows(document: dict, path: Path | None) -> dict[str, str]:
     """The rows of the report block, those that were reached."""
     found = {
+        "service": _service(document),
         "previous": _previous(document["previous"]),
         "new model": _new_model(document["model"]),
         "health": _health(document),
         "prompt ids": _prompt_ids(document["prompt_ids"]),
         "fingerprint": _fingerprint(document["fingerprint"]),
         "smoke": _smoke(document["smoke"]),
+        "compared with": _other(document),
+        "overhead": _overhead(document["seconds"]),
         "restored": _restored(document),
         "report": path and str(path),
     }
     return {name: text for name, text in found.items() if text}
 
 
+def _service(document: dict) -> str | None:
+    server = document["server"]
+    if server is None:
+        return document["service"]
+    image = f", image {server['image'].removeprefix('sha256:')[:12]}" if server["image"] else ""
+    return f"{document['service']}, {server['runtime']}{image}"
+
+
 def _served(server: dict) -> str:
-    return f"{server['model']} ({files.short(server['sha256'])}) on port {server['port']}"
+    return f"{server['model']}{hash_part(server['sha256'])} on port {server['port']}"
+
+
+def hash_part(sha256: str | None) -> str:
+    """` (1a2b3c4d5e6f)`, or nothing where nobody has hashed the file."""
+    return f" ({files.short(sha256)})" if sha256 else ""
 
 
 def _previous(previous: dict | None) -> str | None:
@@ -149,10 +180,31 @@ def _smoke(results: list[dict]) -> str | None:
         return None
     lines = [f"{sum(result['passed'] for result in results)} of {len(results)} passed"]
     for result in results:
-        text = repr(result["text"])
-        text = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
-        lines.append(f"{result['name']}: {text}" + ("" if result["passed"] else f" FAILED: {result['why']}"))
+        failed = "" if result["passed"] else f" FAILED: {result['why']}"
+        lines.append(f"{result['name']}: {_shown(result['text'])}{failed}")
     return "\n".join(lines)
+
+
+def _other(document: dict) -> str | None:
+    """Both models' answers side by side, prompt by prompt; the same conditions stand in the document."""
+    other = document["other"]
+    if not other or not other["smoke"]:
+        return other and other["model"]["asked"]
+    lines = [f"{other['model']['container_path']} ({files.short(other['model']['sha256'])}, same service and settings)"]
+    for one, two in zip(document["smoke"], other["smoke"], strict=False):
+        same = "the same text" if one["text"] == two["text"] else f"{_shown(one['text'])} / {_shown(two['text'])}"
+        lines.append(f"{one['name']}: {same}, {one['milliseconds']} / {two['milliseconds']} ms")
+    return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    text = repr(text)
+    return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
+
+
+def _overhead(seconds: dict) -> str | None:
+    taken = seconds.get("overhead")
+    return taken and f"{format_seconds(taken)} of swapping beyond the servers' own loading"
 
 
 def _restored(document: dict) -> str | None:

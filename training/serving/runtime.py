@@ -1,20 +1,49 @@
-"""What a runtime must be able to do to hold a service; `local` does it with a process, another may with a container.
+"""What a runtime must be able to do to hold a service, and which runtime a service has.
 
-A record is the JSON object that says what is to be served and what came of it: see `training.serving.service`. Its
-`token` marks everything that one start has made, so that a start which was killed before it could write down what it
-made is found again. No method looks at the disk or keeps state that a later process would need.
+A record is the JSON object that says what is to be served and what came of it (`new_record` makes one). Every runtime's
+has `runtime, service, port, model, served_as, sha256, file, memory_bytes, arguments, log, since`: `model` is the host's
+file, `served_as` the name by which the server must call it; `sha256` and `file` are None where nobody hashed the file
+when it was put in service. What else stands in it is the runtime's own.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from training.containers import compose
+from training.containers import runtime as containers
+from training.core import paths
+from training.core.errors import TrainyardError, UserError
+from training.core.report import make_command
+
+if TYPE_CHECKING:
+    from training.serving.model import ModelFile
 
 OnWait = Callable[[float, str], object]
+LOCAL_SERVICE = "llama-local"
+CONTAINER_SERVICES = tuple(compose.SERVERS)
 
 
 class Runtime(Protocol):
-    """Starts, finds and stops what a record describes."""
+    """Starts, finds and stops what a service's records describe."""
 
     name: str
+    key: str
+    """What tells this service from every other one that shares the data root: the stem of its files."""
+
+    def hold(self, descriptor: int) -> None:
+        """Take note of the lock that is held: what is started to change the service must hold it too."""
+
+    def record(self) -> dict | None:
+        """What is in service, or was when it was stopped; None where nothing is. Raises where that is damaged."""
+
+    def new_record(
+        self, model: "ModelFile", *, port: int | None, ctx_size: int | None = None, slots: int | None = None
+    ) -> dict:
+        """The record of a start that is still to come; what is None is as the service has it. Raises UserError."""
+
+    def again(self, record: dict) -> dict:
+        """The record of a second start of what `record` says."""
 
     def start(self, record: dict) -> dict:
         """Start what the record says, without waiting for health; return it with what identifies the result."""
@@ -28,11 +57,71 @@ class Runtime(Protocol):
     def stop(self, record: dict) -> None:
         """Stop everything that this record's start has made and wait until it is gone. Nothing happens otherwise."""
 
+    def remove(self) -> None:
+        """End whatever serves under this name, written down or not, and leave nothing in service."""
+
+    def leave(self, record: dict | None) -> None:
+        """Leave the service as the record says: what runs is written down, what does not is left stopped."""
+
     def require_startable(self, record: dict) -> None:
         """Raise MachineError where the machine stands in the way of starting this record (a port in use)."""
 
-    def describe(self, record: dict) -> str:
-        """Name it for people."""
+    def require_restorable(self, record: dict) -> None:
+        """Raise where what is in service now could not be started again just as it is."""
+
+    def by_hand(self, record: dict) -> str:
+        """The commands that put this record in service without any journal."""
 
     def url(self, record: dict) -> str:
         """Where it answers."""
+
+
+def choose(name: str | None) -> tuple[str, Runtime, str]:
+    """The service, its runtime, and why: a service of compose.yaml is docker's, any other local.
+
+    Without a name the setting RUNTIME decides (`training.containers.runtime`). Raises UserError on a contradiction, and
+    what stands in the way where docker is asked for.
+    """
+    asked = containers.setting()
+    why = "by its name"
+    if name is None:
+        name, why = _default()
+    if asked != "auto" and (asked == "docker") != (name in CONTAINER_SERVICES):
+        other = "local" if asked == "docker" else "docker"
+        raise UserError(
+            f"the service {name} is not of the runtime {asked}",
+            where=f"RUNTIME={asked}",
+            found=name,
+            expected=" or ".join(CONTAINER_SERVICES) if asked == "docker" else "another name than compose.yaml has",
+            next_command=make_command("serve-status", SERVICE=name, RUNTIME=other),
+        )
+    folder = paths.roots().serving
+    return name, _docker(name, folder) if name in CONTAINER_SERVICES else _local(name, folder), why
+
+
+def _default() -> tuple[str, str]:
+    """The first service of compose.yaml that this machine can run, else the local one; and why."""
+    found: list[tuple[str, str]] = []
+    for service in CONTAINER_SERVICES:
+        try:
+            runtime, why = containers.choose(service)
+        except TrainyardError:
+            if service == CONTAINER_SERVICES[-1]:
+                raise
+            continue
+        if runtime == "docker":
+            return service, why
+        found.append((LOCAL_SERVICE, why))
+    return found[-1]
+
+
+def _local(name: str, folder: Path) -> Runtime:
+    from training.serving.local import LocalRuntime
+
+    return LocalRuntime(name, folder)
+
+
+def _docker(name: str, folder: Path) -> Runtime:
+    from training.serving.docker import DockerRuntime
+
+    return DockerRuntime(name, folder)

@@ -1,25 +1,27 @@
-"""The swap: another model in a service, and the one before put back, whatever happens in between.
+"""The swap: other models in a service, one after the other, and the one before put back, whatever happens in between.
 
 The journal on disk is the promise to put back. It is written before anything is stopped, and removed after the old
 model has proved, by the server's own word, that it is served again (or, with `keep`, after the new one has). It names
-by token every start that the swap may make, so whoever reads it after a crash can end leftovers that nobody has written
-down. `restore` can be cut off at any point and begun again. The service's lock is held throughout.
+every start that the swap may make, so whoever reads it after a crash can end leftovers that nobody has written down.
+`restore` can be cut off at any point and begun again. The service's lock is held throughout.
 """
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from training.core import files
-from training.core.errors import IntegrityError, RestoreError, TrainyardError
+from training.core.errors import IntegrityError, MachineError, RestoreError, TrainyardError
 from training.core.log import say
 from training.core.paths import for_people
 from training.core.process import identity
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
+from training.serving import memory
 from training.serving.runtime import OnWait
-from training.serving.service import HEALTH_BUDGET_SECONDS, Service, require_same_file, service_command
+from training.serving.service import JOURNAL_SCHEMA, Service, require_same_file
+from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
 
 _SAY_EVERY_SECONDS = 5.0
@@ -41,53 +43,59 @@ def waiting(label: str, budget_seconds: float) -> OnWait:
 
 
 @dataclass
+class Trial:
+    """One model in its turn: what is started, what is asked of it, and the seconds that its steps took."""
+
+    record: dict
+    inspect: Callable[[Client, dict], None]
+    seconds: dict = field(default_factory=dict)
+
+
+@dataclass
 class Swap:
     """What a swap did, filled as it goes; `restore` is None until something was put back."""
 
     previous: dict
-    record: dict
+    trials: list[Trial]
     begun: bool = False
     kept: bool = False
     restore: dict | None = None
-    seconds: dict = field(default_factory=dict)
+
+    def overhead_seconds(self) -> float:
+        """What the swap took beyond the models' own loading and the questions."""
+        steps = ("stop_previous", "memory_wait", "start")
+        parts = [trial.seconds.get(step, 0.0) for trial in self.trials for step in steps]
+        back = self.restore["seconds"] - self.restore["health_wait"] if self.restore else 0.0
+        return round(sum(parts) + back, 3)
 
 
 def require_swappable(service: Service, previous: dict, record: dict) -> None:
     """Raise where the new record could not be started, or the old one not be put back."""
-    if not previous["running"]:
-        return service.runtime.require_startable(record)
-    require_same_file(previous["record"])
-    if previous["record"]["port"] != record["port"]:
-        service.runtime.require_startable(record)
-    return None
+    runtime, old = service.runtime, previous["record"]
+    if previous["running"]:
+        require_same_file(old)
+    if old:
+        runtime.require_restorable(old)
+    if not previous["running"] or old["port"] != record["port"]:
+        runtime.require_startable(record)
+    memory.require_enough(record, old if previous["running"] else None)
 
 
-def run(
-    service: Service,
-    swap: Swap,
-    inspect: Callable[[Client, dict], None],
-    *,
-    signals: Deferred,
-    keep: bool,
-    budget_seconds: float,
-) -> None:
-    """Put `swap.record` in the place of `swap.previous`, call `inspect(client, loaded)`, and put the old one back.
+def run(service: Service, swap: Swap, *, signals: Deferred, keep: bool, budget_seconds: float) -> None:
+    """Put each trial's model in service and inspect it, in their order, and put the old one back.
 
-    With `keep` the new one stays where nothing has failed. Raises what failed after the restore; RestoreError, naming
+    With `keep` the last one stays where nothing has failed. Raises what failed after the restore; RestoreError, naming
     both failures, where the old one did not come back.
     """
     _write_journal(service, swap)
     swap.begun, failure = True, None
     try:
-        _swap_in(service, swap)
-        with signals.interruptible():
-            on_wait = waiting("the new model", budget_seconds)
-            waited = service.runtime.wait_healthy(swap.record, budget_seconds, on_wait)
-            swap.seconds["health_wait"] = round(waited, 3)
-            client = Client(service.runtime.url(swap.record))
-            loaded = client.model_info()
-            require_loaded(swap.record, loaded)
-            inspect(client, loaded)
+        running = swap.previous["record"] if swap.previous["running"] else None
+        for trial in swap.trials:
+            _swap_in(service, running, trial)
+            running = trial.record
+            with signals.interruptible():
+                _try(service, trial, budget_seconds)
         signals.check()
     except BaseException as error:
         failure = error
@@ -100,34 +108,54 @@ def run(
         raise failure
 
 
-def _swap_in(service: Service, swap: Swap) -> None:
-    started = time.monotonic()
-    say(f"putting {for_people(swap.record['model'])} in service on port {swap.record['port']}")
-    if swap.previous["running"]:
-        service.runtime.stop(swap.previous["record"])
-    swap.seconds["stop_previous"] = round(time.monotonic() - started, 3)
-    swap.record = service.start(swap.record)
+def _swap_in(service: Service, running: dict | None, trial: Trial) -> None:
+    say(f"putting {for_people(trial.record['model'])} in service on port {trial.record['port']}")
+    moments = [time.monotonic()]
+    if running:
+        service.runtime.stop(running)
+    moments.append(time.monotonic())
+    memory.wait_released(trial.record, waiting("the memory to be given back", memory.RELEASE_SECONDS))
+    moments.append(time.monotonic())
+    trial.record = service.runtime.start(trial.record)
+    service.runtime.leave(trial.record)
+    moments.append(time.monotonic())
+    for step, begun, ended in zip(("stop_previous", "memory_wait", "start"), moments, moments[1:], strict=False):
+        trial.seconds[step] = round(ended - begun, 3)
+
+
+def _try(service: Service, trial: Trial, budget_seconds: float) -> None:
+    on_wait = waiting(f"{Path(trial.record['model']).name} to be healthy", budget_seconds)
+    waited = service.runtime.wait_healthy(trial.record, budget_seconds, on_wait)
+    trial.seconds["health_wait"] = round(waited, 3)
+    client = Client(service.runtime.url(trial.record))
+    loaded = client.model_info()
+    require_loaded(trial.record, loaded)
+    trial.inspect(client, loaded)
 
 
 def require_loaded(record: dict, loaded: dict) -> None:
     """Raise IntegrityError where the server says that it serves another file than the record's."""
-    if loaded["path"] != record["model"]:
+    if loaded["path"] != record["served_as"]:
         raise IntegrityError(
-            "the server serves another file", found=loaded["path"], expected=record["model"], where=record["log"]
+            "the server answers as healthy and serves another file",
+            found=loaded["path"],
+            expected=record["served_as"],
+            where=record["log"],
+            next_command=service_command("serve-status", record["service"]),
         )
 
 
 def _write_journal(service: Service, swap: Swap) -> None:
     old = swap.previous["record"]
     journal = {
-        "schema": 1,
+        "schema": JOURNAL_SCHEMA,
         "kind": "swap",
         "service": service.name,
         "runtime": service.runtime.name,
         "owner": identity(),
         "previous": swap.previous,
-        "new": swap.record,
-        "back": old and old | {"token": secrets.token_hex(16), "process": None},
+        "new": [trial.record for trial in swap.trials],
+        "back": old and service.runtime.again(old),
     }
     files.write_json(service.journal_path, journal)
 
@@ -137,8 +165,8 @@ def restore(service: Service, *, failure: BaseException | None = None) -> dict:
 
     The old model has the whole health budget, however short a time the new one was given.
 
-    Returns `{"state": "running" | "stopped", "proved", "seconds", "loaded", "restarted"}`. Raises RestoreError, with
-    the journal kept, where it cannot be done; `failure` is what went wrong before, for its message.
+    Returns `{"state": "running" | "stopped", "proved", "seconds", "health_wait", "loaded", "restarted"}`. Raises
+    RestoreError, with the journal kept, where it cannot be done; `failure` is what went wrong before, for its message.
     """
     journal, started = service.journal(), time.monotonic()
     for attempt in range(1, _RESTORE_ATTEMPTS + 1):
@@ -154,20 +182,32 @@ def restore(service: Service, *, failure: BaseException | None = None) -> dict:
 
 def _put_back(service: Service, journal: dict) -> dict:
     previous, runtime = journal["previous"], service.runtime
-    runtime.stop(journal["new"])
+    for record in journal["new"]:
+        runtime.stop(record)
     if not previous["running"]:
-        service.write_record(previous["record"])
-        return {"state": "stopped", "proved": True, "restarted": False, "loaded": None}
+        runtime.leave(previous["record"])
+        return {"state": "stopped", "proved": True, "restarted": False, "loaded": None, "health_wait": 0.0}
     record = next((known for known in (previous["record"], journal["back"]) if _answers(service, known)), None)
     restarted = record is None
     if restarted:
         runtime.stop(previous["record"])
-        runtime.stop(journal["back"])
-        say(f"putting back {for_people(journal['back']['model'])}")
-        record = runtime.start(journal["back"])
-    loaded = _prove(service, record, previous["loaded"]) if previous["healthy"] else None
-    service.write_record(record)  # last: a full disk must not keep the old model from coming back
-    return {"state": "running", "proved": previous["healthy"], "restarted": restarted, "loaded": loaded}
+        record = _start_again(service, journal["back"])
+    loaded, waited = _prove(service, record, previous["loaded"]) if previous["healthy"] else (None, 0.0)
+    runtime.leave(record)  # last: a full disk must not keep the old model from coming back
+    return {
+        "state": "running", "proved": previous["healthy"], "restarted": restarted, "loaded": loaded,
+        "health_wait": round(waited, 3),
+    }  # fmt: skip
+
+
+def _start_again(service: Service, record: dict) -> dict:
+    service.runtime.stop(record)
+    try:
+        memory.wait_released(record, waiting("the memory to be given back", memory.RELEASE_SECONDS))
+    except MachineError as error:  # it was served on this machine before: try it all the same
+        say(str(error))
+    say(f"putting back {for_people(record['model'])}")
+    return service.runtime.start(record)
 
 
 def _answers(service: Service, record: dict) -> bool:
@@ -178,9 +218,9 @@ def _answers(service: Service, record: dict) -> bool:
         return False
 
 
-def _prove(service: Service, record: dict, expected: dict) -> dict:
+def _prove(service: Service, record: dict, expected: dict) -> tuple[dict, float]:
     on_wait = waiting("the previous model", HEALTH_BUDGET_SECONDS)
-    service.runtime.wait_healthy(record, HEALTH_BUDGET_SECONDS, on_wait)
+    waited = service.runtime.wait_healthy(record, HEALTH_BUDGET_SECONDS, on_wait)
     loaded = Client(service.runtime.url(record)).model_info()
     for part in _PROOF:
         if loaded[part] != expected[part]:
@@ -190,7 +230,7 @@ def _prove(service: Service, record: dict, expected: dict) -> dict:
                 found=loaded[part],
                 expected=expected[part],
             )
-    return loaded
+    return loaded, waited
 
 
 def restore_command(service: str) -> str:
@@ -201,12 +241,12 @@ def restore_command(service: str) -> str:
 def _restore_error(service: Service, journal: dict, error: Exception, failure: BaseException | None) -> RestoreError:
     old = journal["previous"]["record"]
     before = f"\nbefore that: {str(failure) or type(failure).__name__}" if failure is not None else ""
+    running = journal["previous"]["running"]
+    by_hand = f"; by hand: {service.runtime.by_hand(old)}" if running else ""
     return RestoreError(
         f"the service {service.name} could not be put back as it was",
         where=service.journal_path,
         found=f"{error}{before}",
-        expected=f"{old['model']} served on port {old['port']}"
-        if journal["previous"]["running"]
-        else "a stopped service",
+        expected=f"{old['model']} served on port {old['port']}{by_hand}" if running else "a stopped service",
         next_command=restore_command(service.name),
     )
