@@ -1,7 +1,7 @@
 """Every test has a data root and a cache of its own, and no report of a test reaches the real logs.
 
 Tests marked `docker` use a real engine, images and a Compose project of their own; where there is no engine they are
-skipped by name, and with REQUIRE_DOCKER=1 that is a failure.
+skipped by name, and with REQUIRE_DOCKER=1 that is a failure. So it is with `gpu` and REQUIRE_GPU=1.
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
 from training.core import paths
 
@@ -46,13 +47,13 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("docker") is None:
-        return
-    missing = _missing()
-    if missing and os.environ.get("REQUIRE_DOCKER") == "1":
-        pytest.fail(f"REQUIRE_DOCKER=1, and there is none: {missing}", pytrace=False)
-    if missing:
-        pytest.skip(f"{item.name}: {missing}")
+    for marker, missing in (("docker", _missing), ("gpu", lambda: nvml.ask().problem)):
+        if item.get_closest_marker(marker) is None or not (why := missing()):
+            continue
+        required = f"REQUIRE_{marker.upper()}"
+        if os.environ.get(required) == "1":
+            pytest.fail(f"{required}=1, and there is none: {why}", pytrace=False)
+        pytest.skip(f"{item.name}: {why}")
 
 
 @cache
