@@ -26,7 +26,7 @@ def test_an_empty_pin_is_refused_with_the_command_that_prints_its_value(tmp_path
     assert "docker pull p" in error.value.expected and "--base" in error.value.next_command
 
 
-@pytest.mark.parametrize("pin", [DIGEST, f"python@{DIGEST}", f"ghcr.io:443/a/b@{DIGEST}"])
+@pytest.mark.parametrize("pin", [DIGEST, f"python@{DIGEST}", f"registry:443/a/b@{DIGEST}"])
 def test_a_digest_and_an_image_id_are_pins(tmp_path: Path, pin: str):
     assert bases.choose("PYTHON", None, pin_file(tmp_path, python=pin)) == Base(pin, pinned=True)
 

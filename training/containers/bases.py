@@ -81,5 +81,5 @@ def require_revision(image: dict, pin: Pin, where: str) -> None:
             where=where,
             found=f"{found.get(_VERSION)} {found.get(_REVISION)}",
             expected=f"{pin.build} {pin.commit}",
-            next_command=f"docker pull ghcr.io/ggml-org/llama.cpp:server-cuda-{pin.build}",
+            next_command=load()["LLAMA_CUDA"][1],
         )
