@@ -8,6 +8,7 @@ import pytest
 
 from tests.serving.room import Room
 from tests.serving.storm import rounds
+from tests.serving.test_interrupted import cut_off
 from training import cli
 from training.containers import compose, engine
 from training.core import files
@@ -218,3 +219,26 @@ def test_after_signals_at_random_moments_the_old_model_is_served(harbour: Room):
     """TRAINYARD_SWAPS=100 for the long version."""
     count = int(os.environ.get("TRAINYARD_SWAPS", "6"))
     rounds(harbour, seed=3, count=count, longest_seconds=4.0, num_servers=lambda: len(containers()))
+
+
+def test_a_container_that_is_not_made_as_the_old_one_is_never_taken_for_it(
+    harbour: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """compose.yaml changes while a swap is unfinished: every restore fails, until it is as it was."""
+    file = tmp_path / "checkout" / "compose.yaml"
+    file.parent.mkdir()
+    written = compose.FILE.read_text()
+    file.write_text(written)
+    monkeypatch.setattr(compose, "FILE", file)
+    harbour.start()
+    before = control.status(harbour.name)["record"]
+    cut_off(harbour, monkeypatch, prompts, "ask", after=False)
+    file.write_text(written.replace("pids_limit: 4096", "pids_limit: 2048"))
+    for _ in range(2):
+        with pytest.raises(RestoreError, match="configuration is not the one") as caught:
+            control.restore(harbour.name)
+        assert caught.value.exit_code == 6 and harbour.service().journal() is not None
+    file.write_text(written)
+    assert control.restore(harbour.name)["restore"]["proved"]
+    after = control.status(harbour.name)["record"]
+    assert {part: after[part] for part in SAME} == {part: before[part] for part in SAME}

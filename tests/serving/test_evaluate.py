@@ -14,9 +14,10 @@ from training.core import files, locks, paths
 from training.core.errors import IntegrityError, MachineError, RestoreError, RunError, UserError
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
-from training.serving import control, prompts, swap
+from training.serving import control, prompts
 from training.serving.local import LocalRuntime
 from training.serving.service import open_service
+from training.serving.settings import service_command
 
 
 def test_a_model_is_swapped_in_checked_and_the_old_one_put_back(room: Room):
@@ -360,5 +361,17 @@ def test_the_fingerprint_check_can_fail(room: Room):
         checks.compare_fingerprint(client, right)
 
 
-def test_the_swap_module_says_the_make_command():
-    assert swap.restore_command("llama-local") == "make serve-restore"
+@pytest.mark.parametrize("service", ["llama-local", "llama-cpu"])
+def test_a_printed_command_always_names_its_service(service: str):
+    assert service_command("serve-restore", service) == f"make serve-restore SERVICE={service}"
+
+
+def test_the_commands_printed_after_an_evaluation_name_the_service(room: Room, capsys: pytest.CaptureFixture):
+    def printed(*more: str) -> str:
+        words = ("--service", room.name, "--port", str(room.port), "--smoke", str(room.smoke), *more)
+        assert cli.main(["serve-eval", str(room.model("new")), *words]) == 0
+        return capsys.readouterr().err
+
+    model = "/app/models/trained/new/new-F16.gguf"
+    assert f"make serve-eval MODEL={model} SERVICE=test ARGS=--keep-serving\n" in printed()
+    assert "make serve-status SERVICE=test\n" in printed("--keep-serving")

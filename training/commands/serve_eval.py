@@ -45,12 +45,15 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 def add_evaluation(report: Report, document: dict, rows: dict[str, str]) -> None:
     """The rows that say what an evaluation found, and the next command."""
+    from training.serving.settings import service_command
+
     for name, text in rows.items():
         report.add(name, text)
     if document["dry_run"] and document["server"]:
         report.add("would", f"serve it on port {document['server']['port']}, try it, and put the previous state back")
         report.add("dry run", "nothing was stopped, started or written")
     if document["verdict"] == "PASS" and document["keep_serving"]:
-        report.add("next", "make serve-status")
+        report.add("next", service_command("serve-status", document["service"]))
     elif document["verdict"] == "PASS":
-        report.add("next", f"make serve-eval MODEL={document['model']['container_path']} ARGS=--keep-serving")
+        model = document["model"]["container_path"]
+        report.add("next", service_command("serve-eval", document["service"], "--keep-serving", MODEL=model))

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import locks, paths
-    from training.serving import control, swap
+    from training.serving import control
     from training.serving.report import hash_part
     from training.serving.settings import service_command
 
@@ -38,5 +38,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("next", service_command("serve-start", service, MODEL=paths.container_path(Path(record["model"]))))
     if state["unfinished"]:
         report.fail("UNFINISHED SWAP", 4)
-        report.add("next", swap.restore_command(service))
+        report.add("next", service_command("serve-restore", service))
     return {"schema": 1, **state}

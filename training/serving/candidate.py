@@ -15,6 +15,7 @@ from training.llamacpp import pin as pins
 from training.llamacpp.client import Client
 from training.serving import checks, prompts
 from training.serving.model import check, resolve, signature
+from training.serving.settings import service_command
 
 _FROM_MANIFEST = (
     "run", "step", "weights_sha256", "tokenizer", "dataset", "recipe_sha256", "llama_cpp", "parameters",
@@ -24,11 +25,11 @@ _FROM_MANIFEST = (
 class Candidate:
     """A model under evaluation; `part` is the document that it fills (`training.serving.report.opening_part`)."""
 
-    def __init__(self, asked: str, part: dict, questions: Sequence[prompts.Prompt]):
-        self.part, self.questions = part, questions
+    def __init__(self, asked: str, service: str, part: dict, questions: Sequence[prompts.Prompt]):
+        self.service, self.part, self.questions = service, part, questions
         self._tokenizer: object | None = None
         with self.timed("check"):
-            self.model = check(resolve(asked), manifest_required=True)
+            self.model = check(resolve(asked), manifest_required=True, service=service)
         self._describe()
         self._find_tokenizer()
 
@@ -101,7 +102,7 @@ class Candidate:
                 f"{len(failed)} of {len(self.questions)} smoke prompts did not pass",
                 found="; ".join(f"{result['name']}: {result['why']}" for result in failed),
                 expected="text, in time, as the smoke file says",
-                next_command=make_command("serve-start", MODEL=paths.container_path(self.model.path)),
+                next_command=service_command("serve-start", self.service, MODEL=paths.container_path(self.model.path)),
             )
 
 

@@ -5,7 +5,7 @@ from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.serving import swap
 from training.serving.model import check, resolve
-from training.serving.service import Service, open_service, unfinished
+from training.serving.service import Service, open_service, port_of, unfinished
 from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
 
@@ -29,14 +29,14 @@ def start(
     Returns `{"record", "previous", "reused", "loaded", "seconds"}`.
     """
     room = open_service(service)
-    checked = check(resolve(model), manifest_required=False)
+    checked = check(resolve(model), manifest_required=False, service=room.name)
     with room.hold(f"serve-start {checked.path.name}"), Deferred() as signals:
         if not dry_run:
             finish(room)
         with signals.interruptible():
             previous = room.state(budget_seconds=budget_seconds, on_wait=swap.waiting("the service", budget_seconds))
             old = previous["record"] or {}
-            record = room.runtime.new_record(checked, port=port or old.get("port"), ctx_size=ctx_size)
+            record = room.runtime.new_record(checked, port=port_of(port, previous), ctx_size=ctx_size)
             reused = previous["healthy"] and all(old.get(part) == record.get(part) for part in _SAME)
             if not reused:
                 swap.require_swappable(room, previous, record)

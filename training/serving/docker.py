@@ -171,7 +171,7 @@ class DockerRuntime:
         if not found:
             raise RunError("Compose made no container", where=self.service, expected=record["name"])
         now = self._described(found[0])
-        self._require_as_recorded(record, now)
+        self._require_same(record, now)
         return record | {part: now[part] for part in ("container", "name", "restarts", "started", "since", "log")}
 
     @contextlib.contextmanager
@@ -193,11 +193,15 @@ class DockerRuntime:
         if any(container["Name"].lstrip("/") != self._composed.container_name for container in found):
             self._remove(found)
 
-    def _require_as_recorded(self, record: dict, now: dict) -> None:
+    def require_as_recorded(self, record: dict) -> None:
+        for container in self._mine(record):
+            self._require_same(record, self._described(container))
+
+    def _require_same(self, record: dict, now: dict) -> None:
         for part, what in (("config_hash", "configuration"), ("image", "image"), ("device", "device")):
             if record[part] != now[part]:
                 raise MachineError(
-                    f"Compose made a container whose {what} is not the one that was asked for",
+                    f"the container's {what} is not the one that was asked for",
                     where=now["name"],
                     found=now[part],
                     expected=record[part],

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from training.core import locks, paths
 from training.core.errors import MachineError, TrainyardError, UserError
-from training.core.report import make_command
 from training.serving import control, prompts, report, swap
 from training.serving.candidate import Candidate
-from training.serving.service import Service, open_service
-from training.serving.settings import HEALTH_BUDGET_SECONDS
+from training.serving.service import Service, open_service, port_of
+from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
 
 REPORTS = paths.REPOSITORY / "logs" / "eval"
@@ -102,12 +101,12 @@ class _Steps:
                 "two models cannot both be kept in service",
                 found="--compare with --keep-serving",
                 expected="one of them",
-                next_command=make_command("serve-eval", "--keep-serving", MODEL=request.model, SERVICE=request.service),
+                next_command=service_command("serve-eval", self.service.name, "--keep-serving", MODEL=request.model),
             )
         asked = prompts.load(request.smoke)
-        found = [Candidate(request.model, self.document, asked)]
+        found = [Candidate(request.model, self.service.name, self.document, asked)]
         if request.compare:
-            found.append(Candidate(request.compare, self.document["other"], asked))
+            found.append(Candidate(request.compare, self.service.name, self.document["other"], asked))
             self._require_comparable(*found)
         return found
 
@@ -117,13 +116,13 @@ class _Steps:
                 "models of different quant types are no fair comparison",
                 found=f"{one.model.path.name} is {one.quant_type}, {other.model.path.name} is {other.quant_type}",
                 expected="the same quant type, or --any-quant to compare them all the same",
-                next_command=make_command(
+                next_command=service_command(
                     "serve-eval",
+                    self.service.name,
                     "--compare",
                     str(paths.container_path(other.model.path)),
                     "--any-quant",
                     MODEL=paths.container_path(one.model.path),
-                    SERVICE=self.request.service,
                 ),
             )
 
@@ -134,7 +133,7 @@ class _Steps:
             raise MachineError(
                 "a swap is unfinished",
                 where=self.service.journal_path,
-                next_command=swap.restore_command(self.service.name),
+                next_command=service_command("serve-restore", self.service.name),
             )
 
     def _prepare(self) -> swap.Swap:
@@ -142,7 +141,7 @@ class _Steps:
         with self.signals.interruptible():
             on_wait = swap.waiting("the model in service", budget_seconds)
             previous = service.state(budget_seconds=budget_seconds, on_wait=on_wait)
-            port = self.request.port or (previous["record"] or {}).get("port")
+            port = port_of(self.request.port, previous)
             trials = []
             for candidate in self.candidates:
                 record = service.runtime.new_record(candidate.model, port=port, slots=1)

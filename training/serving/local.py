@@ -50,7 +50,7 @@ class LocalRuntime:
     def new_record(
         self, model: ModelFile, *, port: int | None, ctx_size: int | None = None, slots: int | None = None
     ) -> dict:
-        port = port or default_port()
+        port = default_port() if port is None else port
         require_in_range("port", port, 1, 65_535)
         if ctx_size is None:
             ctx_size = min(model.header["context_length"], DEFAULT_CTX_SIZE)
@@ -113,6 +113,9 @@ class LocalRuntime:
         if server is None:
             raise RunError("the server has gone", where=record["log"], expected=f"it on port {record['port']}")
         return server.wait_healthy(budget_seconds, on_wait)
+
+    def require_as_recorded(self, record: dict) -> None:
+        """A process with the record's token in its command line was started by that record."""
 
     def stop(self, record: dict) -> None:
         for server in self._servers(record):

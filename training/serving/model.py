@@ -11,8 +11,8 @@ from pathlib import Path
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
-from training.core.report import make_command
 from training.llamacpp import gguf_header
+from training.serving.settings import service_command
 
 _NEEDED = (
     "name", "bytes", "sha256", "quant_type", "architecture", "parameters", "vocab_size", "tokenizer", "fingerprint",
@@ -55,12 +55,12 @@ def _models() -> list[Path]:
     return list(paths.roots().models.resolve().rglob("*.gguf"))
 
 
-def check(path: Path, *, manifest_required: bool) -> ModelFile:
-    """Read the header, hash the file and hold both against the manifest beside it.
+def check(path: Path, *, manifest_required: bool, service: str) -> ModelFile:
+    """Read the header, hash the file and hold both against the manifest beside it; `service` is what it is for.
 
     Raises IntegrityError where the file is no GGUF, a required manifest is missing, or they disagree.
     """
-    manifest = _manifest(path, manifest_required)
+    manifest = _manifest(path, manifest_required, service)
     header = read_header(path)
     before = signature(path)
     if manifest:
@@ -75,12 +75,12 @@ def check(path: Path, *, manifest_required: bool) -> ModelFile:
     return ModelFile(path, digest, before, header, manifest)
 
 
-def _manifest(path: Path, required: bool) -> dict | None:
+def _manifest(path: Path, required: bool, service: str) -> dict | None:
     place = path.with_suffix(".manifest.json")
     if not place.is_file() and not required:
         return None
     if not place.is_file():
-        unproved = make_command("serve-start", MODEL=paths.container_path(path))
+        unproved = service_command("serve-start", service, MODEL=paths.container_path(path))
         raise IntegrityError(
             "the model has no manifest, so nothing says what it should be",
             where=path,

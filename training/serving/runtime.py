@@ -54,6 +54,9 @@ class Runtime(Protocol):
     def wait_healthy(self, record: dict, budget_seconds: float, on_wait: OnWait | None) -> float:
         """Wait for health and return the seconds; RunError with the last log lines when it ends or the time is up."""
 
+    def require_as_recorded(self, record: dict) -> None:
+        """Raise MachineError where what this record's start has made is not made as the record says."""
+
     def stop(self, record: dict) -> None:
         """Stop everything that this record's start has made and wait until it is gone. Nothing happens otherwise."""
 

@@ -93,6 +93,11 @@ def open_service(name: str | None = None) -> Service:
     return Service(chosen, runtime, paths.roots().serving)
 
 
+def port_of(asked: int | None, previous: dict) -> int | None:
+    """The port that was asked for, else the one that the service has; None where neither says one."""
+    return asked if asked is not None else (previous["record"] or {}).get("port") or None
+
+
 def unfinished() -> list[str]:
     """The names of the services that have an unfinished swap. Other checkouts' containers are not among them."""
     names = []

@@ -3,7 +3,6 @@
 from training.core import paths
 from training.core.errors import UserError
 from training.core.report import make_command
-from training.serving.runtime import LOCAL_SERVICE
 
 DEFAULT_CTX_SIZE = 4096
 HEALTH_BUDGET_SECONDS = 180.0
@@ -23,6 +22,6 @@ def require_in_range(what: str, value: int, lowest: int, highest: int) -> None:
         raise UserError(f"not a {what}", found=value, expected=f"{lowest} to {highest}")
 
 
-def service_command(target: str, service: str, **variables: object) -> str:
-    """A command about a service to paste, in make's form; the service that `RUNTIME=local` has is not named."""
-    return make_command(target, **variables, SERVICE=None if service == LOCAL_SERVICE else service)
+def service_command(target: str, service: str, *arguments: str, **variables: object) -> str:
+    """A command about a service to paste, in make's form. It names the service: without it RUNTIME would choose."""
+    return make_command(target, *arguments, **variables, SERVICE=service)

@@ -211,8 +211,10 @@ def _start_again(service: Service, record: dict) -> dict:
 
 
 def _answers(service: Service, record: dict) -> bool:
+    """Whether what the record says is served: healthy, and made as the record says."""
     try:
         service.runtime.wait_healthy(record, 0.0, None)
+        service.runtime.require_as_recorded(record)
         return True
     except TrainyardError:
         return False
@@ -233,11 +235,6 @@ def _prove(service: Service, record: dict, expected: dict) -> tuple[dict, float]
     return loaded, waited
 
 
-def restore_command(service: str) -> str:
-    """The command that finishes an unfinished swap, in make's form."""
-    return service_command("serve-restore", service)
-
-
 def _restore_error(service: Service, journal: dict, error: Exception, failure: BaseException | None) -> RestoreError:
     old = journal["previous"]["record"]
     before = f"\nbefore that: {str(failure) or type(failure).__name__}" if failure is not None else ""
@@ -248,5 +245,5 @@ def _restore_error(service: Service, journal: dict, error: Exception, failure: B
         where=service.journal_path,
         found=f"{error}{before}",
         expected=f"{old['model']} served on port {old['port']}{by_hand}" if running else "a stopped service",
-        next_command=restore_command(service.name),
+        next_command=service_command("serve-restore", service.name),
     )
