@@ -88,14 +88,43 @@ def test_a_server_whose_record_is_damaged_or_gone_is_stopped_all_the_same(room: 
     assert control.status(room.name)["record"] is None
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": 1}'])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("log_start", None), ("log", []), ("port", "8080"), ("token", 1), ("sha256", 0), ("arguments", {}),
+     ("since", None), ("memory_bytes", True)],
+)  # fmt: skip
+def test_a_record_with_a_part_missing_or_of_another_kind_is_damaged(room: Room, name: str, value: object):
+    room.start()
+    path = room.data / "serving" / "test.json"
+    record = files.read_json(path)
+    files.write_json(path, {key: part for key, part in record.items() if key != name} if value is None
+                     else record | {name: value})  # fmt: skip
+    for refused in (lambda: control.status(room.name), lambda: room.evaluate().raise_failure(), room.start):
+        with pytest.raises(IntegrityError, match="not whole") as caught:
+            refused()
+        assert caught.value.found.startswith(name)
+        assert caught.value.next_command.startswith("make serve-stop SERVICE=test")
+    control.stop(room.name)
+    assert room.serves() is None and not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"schema": 1}', '{"schema": 2}',
+     '{"schema": 2, "runtime": "local", "previous": {}, "new": [], "back": null}',
+     '{"schema": 2, "runtime": "local", "new": [{}], "back": null, '
+     '"previous": {"running": false, "healthy": false, "record": null, "loaded": null}}',
+     '{"schema": 2, "runtime": "local", "new": [], "back": null, '
+     '"previous": {"running": true, "healthy": false, "record": null, "loaded": null}}'],
+)  # fmt: skip
 def test_a_damaged_journal_is_told_and_stopping_ends_it(room: Room, text: str):
     room.start()
     journal = room.service().journal_path
     journal.write_text(text)
-    with pytest.raises(IntegrityError) as caught:
-        control.restore(room.name)
-    assert caught.value.next_command.startswith("make serve-stop SERVICE=test")
+    for refused in (lambda: control.restore(room.name), room.start, lambda: control.status(room.name)):
+        with pytest.raises(IntegrityError) as caught:
+            refused()
+        assert caught.value.next_command.startswith("make serve-stop SERVICE=test")
     control.stop(room.name)
     assert room.serves() is None and not journal.exists()
 
@@ -144,3 +173,16 @@ def test_the_commands(room: Room, capsys: pytest.CaptureFixture):
     assert code == 0 and room.serves() == "old-F16"
     code, document, err = call("serve-stop")
     assert code == 0 and "stopped" in err and room.serves() is None
+
+
+def test_the_status_of_a_server_whose_model_is_not_under_the_models_root(room: Room, capsys: pytest.CaptureFixture):
+    room.start()
+    record = files.read_json(room.data / "serving" / "test.json")
+    control.stop(room.name)
+    for model in ("/elsewhere/old-F16.gguf", ".", str(room.model("gone"))):
+        files.write_json(room.data / "serving" / "test.json", record | {"model": model})
+        assert cli.main(["serve-status", "--service", room.name]) == 4
+        assert "make serve-stop SERVICE=test" in capsys.readouterr().err
+    files.write_json(room.data / "serving" / "test.json", record)
+    assert cli.main(["serve-status", "--service", room.name]) == 4
+    assert "make serve-start MODEL=/app/models/trained/old/old-F16.gguf SERVICE=test" in capsys.readouterr().err

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.core import locks, paths
+    from training.core import locks
     from training.serving import control
     from training.serving.report import hash_part
     from training.serving.settings import service_command
@@ -35,8 +35,18 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("busy", locks.describe(state["holder"]))
     if record is not None and not state["healthy"]:
         report.fail("NOT SERVING", 4)
-        report.add("next", service_command("serve-start", service, MODEL=paths.container_path(Path(record["model"]))))
+        report.add("next", _way_out(service, Path(record["model"])))
     if state["unfinished"]:
         report.fail("UNFINISHED SWAP", 4)
         report.add("next", service_command("serve-restore", service))
     return {"schema": 1, **state}
+
+
+def _way_out(service: str, model: Path) -> str:
+    """The command that mends a service whose server does not answer: one without a model of ours can only go."""
+    from training.core import paths
+    from training.serving.settings import service_command
+
+    if model.is_file() and model.resolve().is_relative_to(paths.roots().models.resolve()):
+        return service_command("serve-start", service, MODEL=paths.container_path(model))
+    return service_command("serve-stop", service)

@@ -21,7 +21,7 @@ from training.core.report import utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
 from training.llamacpp.server import HOST, require_free_port
-from training.serving import facts
+from training.serving import facts, records
 from training.serving.composed import Composed, engine_url
 from training.serving.model import ModelFile
 from training.serving.runtime import OnWait
@@ -39,6 +39,10 @@ class DockerRuntime:
     """One service of compose.yaml in this checkout's project."""
 
     name = "docker"
+    record_kinds = {
+        "container": str | None, "name": str, "variables": dict, "image": str, "image_name": str,
+        "config_hash": str | None, "restarts": int,
+    }  # fmt: skip
 
     def __init__(self, service: str, folder: Path) -> None:
         self.service = service
@@ -105,11 +109,12 @@ class DockerRuntime:
         served_as = facts.model_of(container)
         variables = self._composed.variables_of(container)
         kept = self._kept(container["Id"])
-        port = variables.get(f"{self._composed.prefix}_PORT", "0")
+        port = variables.get(f"{self._composed.prefix}_PORT", "")
         model = facts.host_path(served_as, container["Mounts"])
         return {
             "schema": 1, "kind": "service", "service": self.service, "runtime": self.name, "project": self.project,
-            "container": container["Id"], "name": container["Name"].lstrip("/"), "port": int(port),
+            "container": container["Id"], "name": container["Name"].lstrip("/"),
+            "port": int(port) if port.isdigit() else 0,
             "model": str(model), "served_as": served_as, "sha256": kept.get("sha256"), "file": kept.get("file"),
             "memory_bytes": kept.get("memory_bytes") or (model.stat().st_size if model.is_file() else 0),
             "device": "cuda" if host.get("DeviceRequests") else "cpu",
@@ -123,8 +128,8 @@ class DockerRuntime:
 
     def _kept(self, container_id: str) -> dict:
         try:
-            kept = files.read_json(self._kept_path) if self._kept_path.exists() else {}
-        except IntegrityError:  # it only ever adds to what the engine says
+            kept = records.read_record(self._kept_path, self.record_kinds)
+        except IntegrityError:  # none, or damaged: it only ever adds to what the engine says
             return {}
         return kept if kept.get("container") == container_id else {}
 

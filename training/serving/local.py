@@ -14,6 +14,7 @@ from training.core import files
 from training.core.errors import IntegrityError, RunError
 from training.core.report import utc_stamp
 from training.llamacpp.server import HOST, ServerProcess, find, require_free_port
+from training.serving import records
 from training.serving.model import ModelFile
 from training.serving.runtime import OnWait
 from training.serving.settings import DEFAULT_CTX_SIZE, default_port, require_in_range, service_command
@@ -25,6 +26,10 @@ class LocalRuntime:
     """A server process of its own session, which outlives the command that started it."""
 
     name = "local"
+    record_kinds = {
+        "token": str, "log_start": int, "process": dict | None,
+        "arguments": {"ctx_size": int, "slots": int, "threads": int},
+    }  # fmt: skip
 
     def __init__(self, service: str, folder: Path) -> None:
         self.service = self.key = service
@@ -39,10 +44,7 @@ class LocalRuntime:
         if not self._record_path.exists():
             return None
         try:
-            record = files.read_json(self._record_path)
-            if missing := {"token", "port", "model", "served_as", "log"} - record.keys():
-                raise IntegrityError("a record is not whole", where=self._record_path, found=f"no {', '.join(missing)}")
-            return record
+            return records.read_record(self._record_path, self.record_kinds)
         except IntegrityError as error:
             error.next_command = f"{service_command('serve-stop', self.service)} ends whatever still serves"
             raise

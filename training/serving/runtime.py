@@ -18,6 +18,7 @@ from training.core.report import make_command
 
 if TYPE_CHECKING:
     from training.serving.model import ModelFile
+    from training.serving.records import Kinds
 
 OnWait = Callable[[float, str], object]
 LOCAL_SERVICE = "llama-local"
@@ -30,6 +31,9 @@ class Runtime(Protocol):
     name: str
     key: str
     """What tells this service from every other one that shares the data root: the stem of its files."""
+
+    record_kinds: "Kinds"
+    """What its records have beyond what everyone's have (`training.serving.records`)."""
 
     def hold(self, descriptor: int) -> None:
         """Take note of the lock that is held: what is started to change the service must hold it too."""

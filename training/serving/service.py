@@ -16,10 +16,10 @@ from training.core.errors import IntegrityError, TrainyardError, UserError
 from training.core.log import say
 from training.llamacpp.client import Client
 from training.serving.model import hash_with_bar, signature
+from training.serving.records import read_journal
 from training.serving.runtime import OnWait, Runtime, choose
 from training.serving.settings import service_command
 
-JOURNAL_SCHEMA = 2
 _LOCK_WAIT_SECONDS = 600.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
@@ -53,11 +53,7 @@ class Service:
         if not self.journal_path.exists():
             return None
         try:
-            journal = files.read_json(self.journal_path)
-            if journal.get("schema") != JOURNAL_SCHEMA:
-                raise IntegrityError("the journal is of another version", where=self.journal_path,
-                                     found=journal.get("schema"), expected=JOURNAL_SCHEMA)  # fmt: skip
-            return journal
+            return read_journal(self.journal_path, self.runtime.record_kinds)
         except IntegrityError as error:
             error.next_command = f"{service_command('serve-stop', self.name)} ends what the swap has left"
             raise

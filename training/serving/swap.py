@@ -19,8 +19,9 @@ from training.core.process import identity
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
 from training.serving import memory
+from training.serving.records import JOURNAL_SCHEMA
 from training.serving.runtime import OnWait
-from training.serving.service import JOURNAL_SCHEMA, Service, require_same_file
+from training.serving.service import Service, require_same_file
 from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
 
