@@ -10,10 +10,9 @@ TRAINYARD = .venv/bin/python -m training
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
 GIVEN := CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
-export $(GIVEN)
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
-  $(eval override $(name) := $$(value $(name))))
+  $(eval override export $(name) := $$(value $(name))))
 
 # A target that needs a variable says so by itself: $(call need,CONFIG,the example)
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))

@@ -27,8 +27,8 @@ def command_line(argv: list[str]) -> str:
     """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`."""
     if not (os.environ.get("MAKELEVEL") and argv):
         return shlex.join([*PROGRAM, *argv])
-    # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped
-    text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
+    # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped, each `$` twice
+    text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2].replace("$$", "$")
     try:
         variables = shlex.split(text)
     except ValueError:  # a lone quotation mark in a name

@@ -1,0 +1,41 @@
+"""The Makefile hands on what a person gives it as it stands: nothing in it is run, nothing in it is expanded."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from training.core import paths
+
+MAKEFILE = paths.REPOSITORY / "Makefile"
+GIVEN = re.search(r"^GIVEN := (.+)$", MAKEFILE.read_text(), flags=re.M)[1].split()
+ODD = "$(shell touch pwned)$HOME `touch pwned` $$x ${PATH} 'a\" b\\"
+
+
+def handed_on(name: str, folder: Path, words: list[str], environment: dict[str, str]) -> str:
+    """What a recipe's shell finds in the variable."""
+    probe = folder / "probe.mk"
+    probe.write_text(f"probe: ; @$(if $({name}),printf '%s' \"$${name}\")\n")
+    command = ["make", "--no-print-directory", "-f", str(MAKEFILE), "-f", str(probe), "probe", *words]
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", [*GIVEN, "DATA_ROOT", "LLAMA_CPU_MODEL"])
+def test_a_variable_of_the_command_line_is_handed_on_as_it_stands(name: str, tmp_path: Path):
+    assert handed_on(name, tmp_path, [f"{name}={ODD}"], {}) == ODD
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_variable_of_the_environment_is_handed_on_as_it_stands(name: str, tmp_path: Path):
+    assert handed_on(name, tmp_path, [], {name: ODD}) == ODD
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_every_variable_that_a_recipe_reads_from_the_shell_is_handed_on():
+    read = set(re.findall(r'"\$\$([A-Z_]+)"', MAKEFILE.read_text()))
+    assert read and read <= set(GIVEN)
