@@ -186,3 +186,21 @@ def test_the_status_of_a_server_whose_model_is_not_under_the_models_root(room: R
     files.write_json(room.data / "serving" / "test.json", record)
     assert cli.main(["serve-status", "--service", room.name]) == 4
     assert "make serve-start MODEL=/app/models/trained/old/old-F16.gguf SERVICE=test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_that_cannot_be_one_is_refused(room: Room, port: int):
+    with pytest.raises(UserError, match="not a port"):
+        control.start(str(room.model("old")), service=room.name, port=port)
+    assert room.evaluate(port=port).document["exit_code"] == 2
+
+
+def test_two_unfinished_swaps_are_told_with_a_command_for_each(room: Room, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COMPOSE_PROJECT_NAME", "yard")
+    for key in ("llama-local", "yard.llama-cpu", "other.llama-cpu"):
+        files.write_json(room.data / "serving" / f"{key}.journal.json", {})
+    with pytest.raises(UserError) as caught:
+        control.restore()
+    assert caught.value.next_command == (
+        "make serve-restore SERVICE=llama-local && make serve-restore SERVICE=llama-cpu"
+    )

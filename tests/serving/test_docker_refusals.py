@@ -10,9 +10,9 @@ import pytest
 from tests.llamacpp import tiny_gguf
 from tests.serving.room import Room
 from tests.serving.test_docker import by_hand, containers
-from training.containers import compose, engine
+from training.containers import compose, engine, image
 from training.core.errors import IntegrityError, MachineError, RunError, UserError
-from training.serving import control, prompts
+from training.serving import composed, control, prompts
 
 pytestmark = pytest.mark.docker
 
@@ -127,6 +127,7 @@ def test_a_container_of_another_checkout_under_our_name_is_never_touched(harbour
             with pytest.raises(MachineError, match="not ours to touch") as caught:
                 refused()
             assert "/elsewhere" in caught.value.found
+            assert caught.value.next_command.startswith(f"export COMPOSE_PROJECT_NAME={compose.project()}-2")
     finally:
         engine.run(["rm", there], "clearing up")
 
@@ -176,3 +177,54 @@ def test_the_service_with_a_gpu_says_what_is_missing(harbour: Room):
     with pytest.raises(MachineError) as caught:
         control.start(str(harbour.model("old")), service="llama-gpu")
     assert caught.value.next_command
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PORT", "0"), ("PORT", "abc"), ("PORT", "99999"), ("MEMORY", "xyz"), ("CTX_SIZE", "much"), ("SLOTS", "0")],
+)  # fmt: skip
+def test_a_setting_that_the_service_cannot_have_is_named(
+    harbour: Room, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+):
+    monkeypatch.setenv(f"LLAMA_CPU_{name}", value)
+    with pytest.raises(UserError) as caught:
+        control.start(str(harbour.model("old")), service=harbour.name)
+    assert caught.value.where == f"LLAMA_CPU_{name}" and caught.value.found == value
+    assert containers() == []
+
+
+@pytest.mark.parametrize("text", ["services: [", "services: {other: {image: a}}"])
+def test_a_service_is_stopped_whatever_has_become_of_compose_yaml(
+    harbour: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+):
+    file = other_entry(tmp_path, monkeypatch, 'exec /app/serve "$$@"')
+    harbour.start()
+    composed._written.cache_clear()
+    file.write_text(text)
+    with pytest.raises(RunError) as caught:
+        control.status(harbour.name)
+    assert caught.value.expected and "make serve-stop SERVICE=llama-cpu" in caught.value.next_command
+    control.stop(harbour.name)
+    assert containers() == []
+
+
+def test_a_bare_stop_ends_the_container_that_there_is_though_no_image_is_built_for_the_sources_now(
+    harbour: Room, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    harbour.start()
+    monkeypatch.setenv("RUNTIME", "auto")
+    monkeypatch.setattr(image, "tag", lambda: "no-such-tag")
+    assert control.status()["service"] == "llama-cpu" and harbour.serves() == "old-F16"
+    assert control.stop()["service"] == "llama-cpu" and containers() == []
+    capsys.readouterr()
+    assert control.status()["service"] == "llama-local"
+
+
+def test_two_services_that_there_are_are_both_named(
+    harbour: Room, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    harbour.start()
+    monkeypatch.setenv("RUNTIME", "auto")
+    (harbour.data / "serving" / "llama-local.json").write_text("{}")
+    assert control.status()["service"] == "llama-cpu"
+    assert "there are llama-cpu and llama-local" in capsys.readouterr().err

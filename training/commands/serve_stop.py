@@ -26,4 +26,4 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 def _previous(before: dict) -> str:
     if not before["running"]:
         return "stopped already"
-    return before["record"]["model"] if before["record"] else "unknown: what was written down of it is damaged"
+    return before["record"]["model"] if before["record"] else "unknown: see the warning above"

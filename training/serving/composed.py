@@ -13,10 +13,18 @@ import subprocess
 from functools import cache
 
 from training.containers import compose, engine
-from training.core.errors import MachineError, RunError
+from training.core import paths
+from training.core.errors import MachineError, RunError, UserError
+from training.serving.settings import service_command
 
 _UP_SECONDS = 120.0
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-?+][^}]*)?\}")
+_SETTINGS = {
+    "PORT": (r"[0-9]{1,5}", 65_535, "a number from 1 to 65535"),
+    "CTX_SIZE": (r"[0-9]{1,8}", 1 << 24, f"a number from 1 to {1 << 24}"),
+    "SLOTS": (r"[0-9]{1,4}", 1024, "a number from 1 to 1024"),
+    "MEMORY": (r"(?i)[0-9]+(\.[0-9]+)?([kmgtp]i?)?b?", None, "an amount of memory, such as 16g"),
+}
 _PORT_WORDS = ("port is already allocated", "address already in use")
 
 
@@ -40,9 +48,10 @@ class Composed:
         return self._compose("config", "--hash", self.service, variables=variables).split()[-1]
 
     def variables_of(self, container: dict) -> dict[str, str]:
-        """The variables that give this container, read off it by the text of compose.yaml."""
-        written, host = self._written(), container["HostConfig"]
+        """The variables that give this container, read off it by the text of compose.yaml. Raises RunError."""
+        host = container["HostConfig"]
         bound = next(iter((host.get("PortBindings") or {}).values()), None) or [{}]
+        written = self._written()
         pairs = [
             (written["image"], container["Config"]["Image"]),
             (written["ports"][0], f"{bound[0].get('HostIp')}:{bound[0].get('HostPort')}:8080"),
@@ -56,7 +65,28 @@ class Composed:
         return found
 
     def _written(self) -> dict:
-        return _written(str(compose.FILE), self.service)
+        try:
+            written = _written(str(compose.FILE), self.service)
+        except RunError as error:
+            raise self._broken(error) from None
+        if missing := {"image", "ports", "command"} - (written or {}).keys():
+            raise self._broken(RunError("the service is not whole", found=f"no {', '.join(sorted(missing))}"))
+        return written
+
+    def _broken(self, error: RunError) -> RunError:
+        """A fault of compose.yaml, with the way out; ending a service needs no file."""
+        stop = service_command("serve-stop", self.service)
+        error.where, error.expected = str(compose.FILE), "compose.yaml as it came with this checkout"
+        error.next_command = f"git diff compose.yaml shows what has changed; {stop} works all the same"
+        return error
+
+    def require_settings(self, variables: dict) -> None:
+        """Raise UserError, naming the variable, where one that a person gives cannot be what it is for."""
+        for setting, (pattern, highest, expected) in _SETTINGS.items():
+            name = f"{self.prefix}_{setting}"
+            value = variables.get(name) or paths.setting(name, "")
+            if value and not (re.fullmatch(pattern, value) and (highest is None or 0 < int(value) <= highest)):
+                raise UserError("the service cannot have this value", where=name, found=value, expected=expected)
 
     # ---- changing it
 
@@ -94,7 +124,8 @@ class Composed:
                 "the port is in use", where=what, found=done.stderr.strip().splitlines()[-1],
                 expected="a free port", next_command="docker ps --format '{{.Names}} {{.Ports}}'",
             )  # fmt: skip
-        raise engine.translated(what, done, what, f"docker compose -p {compose.project()} ps -a")
+        error = engine.translated(what, done, what, f"docker compose -p {compose.project()} ps -a")
+        raise self._broken(error) if words[0] == "config" and isinstance(error, RunError) else error
 
 
 def engine_url() -> str:
@@ -116,7 +147,7 @@ def _environment(variables: dict) -> dict[str, str]:
 def _written(file: str, service: str) -> dict:
     """The service as it stands in the file, variables and all."""
     words = ["compose", "--file", file, "--profile", service, "config", "--no-interpolate", "--format", "json"]
-    return json.loads(engine.run(words, "reading compose.yaml"))["services"][service]
+    return json.loads(engine.run(words, "reading compose.yaml"))["services"].get(service)
 
 
 def _read_off(template: str, value: str) -> dict[str, str]:

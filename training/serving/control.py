@@ -1,7 +1,7 @@
 """Start, stop, look at and put back a service: what the commands besides the evaluation do with it."""
 
 from training.core import locks
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, RunError, UserError
 from training.core.log import say
 from training.serving import swap
 from training.serving.model import check, resolve
@@ -57,13 +57,13 @@ def _nothing(*_: object) -> None:
 def stop(service: str | None = None, *, dry_run: bool = False) -> dict:
     """End a service, and whatever an unfinished swap of it has left. Returns its state before.
 
-    A damaged record or journal is no hindrance: what serves under this name is found without them.
+    A damaged record, journal or compose.yaml is no hindrance: what serves under this name is found without them.
     """
-    room = open_service(service)
+    room = open_service(service, existing=True)
     with room.hold("serve-stop"), Deferred():
         try:
             before = room.state()
-        except IntegrityError as error:
+        except (IntegrityError, RunError) as error:
             say(f"warning: {error.what}: {error.where}")
             before = {"running": True, "healthy": False, "record": None, "loaded": None}
         if not dry_run:
@@ -74,7 +74,7 @@ def stop(service: str | None = None, *, dry_run: bool = False) -> dict:
 
 def status(service: str | None = None) -> dict:
     """What runs now by the server's own word, who changes it, and whether a swap is unfinished. Changes nothing."""
-    room = open_service(service)
+    room = open_service(service, existing=True)
     holder = locks.holder(room.lock_path)
     unfinished = room.journal() is not None and holder is None
     return {"service": room.name} | room.state() | {"unfinished": unfinished, "holder": holder}
@@ -85,7 +85,7 @@ def restore(service: str | None = None, *, dry_run: bool = False) -> dict:
 
     Returns `{"service", "restore": ... or None, **state}`.
     """
-    room = open_service(service or _only_unfinished())
+    room = open_service(service or _only_unfinished(), existing=True)
     with room.hold("serve-restore"), Deferred():
         if dry_run:
             journal = room.journal()

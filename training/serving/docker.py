@@ -86,18 +86,24 @@ class DockerRuntime:
             for each in listed:
                 place = each["Labels"].get(_LABEL_FOLDER, "")
                 if Path(place).resolve() != compose.FILE.parent.resolve():
-                    raise self._foreign(each["Names"][0].lstrip("/"), f"of another checkout: {place}")
+                    raise self._foreign(
+                        each["Names"][0].lstrip("/"), f"of another checkout: {place}",
+                        f"export COMPOSE_PROJECT_NAME={self.project}-2, and run the same command again",
+                    )  # fmt: skip
             found = [sdk.inspect_container(each["Id"]) for each in listed]
         return sorted(found, key=lambda container: not container["State"]["Running"])
 
-    def _foreign(self, name: str, whose: str) -> MachineError:
+    def _foreign(self, name: str, whose: str, next_command: str) -> MachineError:
         return MachineError(
             f"a container named {name} is in the way, and it is not ours to touch",
             where=f"project {self.project}",
             found=whose,
             expected=f"a container of the service {self.service} of this checkout, or none",
-            next_command=f"docker rename {name} {name}-other, and run the same command again",
+            next_command=next_command,
         )
+
+    def is_there(self) -> bool:
+        return bool(self._containers())
 
     def record(self) -> dict | None:
         containers = self._containers()
@@ -149,6 +155,7 @@ class DockerRuntime:
             variables[f"{prefix}_CTX_SIZE"] = str(ctx_size)
         if slots is not None:
             variables[f"{prefix}_SLOTS"] = str(slots)
+        composed.require_settings(variables)
         settled = composed.config(variables)
         arguments = facts.flags(settled["command"])
         needs_gpu = bool(settled.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices"))
@@ -302,7 +309,9 @@ class DockerRuntime:
         ours = {container["Id"] for container in self._containers()}
         for each in everyone:
             if f"/{self._composed.container_name}" in each["Names"] and each["Id"] not in ours:
-                raise self._foreign(self._composed.container_name, f"a container of the image {each['Image']}")
+                name = self._composed.container_name
+                rename = f"docker rename {name} {name}-other, and run the same command again"
+                raise self._foreign(name, f"a container of the image {each['Image']}", rename)
             if record["port"] in (port.get("PublicPort") for port in each["Ports"]) and each["Id"] not in ours:
                 raise self._port_taken(record["port"], each["Names"][0].lstrip("/"))
         require_free_port(record["port"])

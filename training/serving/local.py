@@ -49,6 +49,9 @@ class LocalRuntime:
             error.next_command = f"{service_command('serve-stop', self.service)} ends whatever still serves"
             raise
 
+    def is_there(self) -> bool:
+        return self._record_path.exists() or bool(find(str(self._record_path)))
+
     def new_record(
         self, model: ModelFile, *, port: int | None, ctx_size: int | None = None, slots: int | None = None
     ) -> dict:

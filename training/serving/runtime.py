@@ -6,6 +6,7 @@ file, `served_as` the name by which the server must call it; `sha256` and `file`
 when it was put in service. What else stands in it is the runtime's own.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,7 @@ from training.containers import compose
 from training.containers import runtime as containers
 from training.core import paths
 from training.core.errors import TrainyardError, UserError
+from training.core.log import say
 from training.core.report import make_command
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ class Runtime(Protocol):
 
     def record(self) -> dict | None:
         """What is in service, or was when it was stopped; None where nothing is. Raises where that is damaged."""
+
+    def is_there(self) -> bool:
+        """Whether there is anything of the service, running or not, by what identifies it alone."""
 
     def new_record(
         self, model: "ModelFile", *, port: int | None, ctx_size: int | None = None, slots: int | None = None
@@ -83,16 +88,17 @@ class Runtime(Protocol):
         """Where it answers."""
 
 
-def choose(name: str | None) -> tuple[str, Runtime, str]:
+def choose(name: str | None, *, existing: bool = False) -> tuple[str, Runtime, str]:
     """The service, its runtime, and why: a service of compose.yaml is docker's, any other local.
 
-    Without a name the setting RUNTIME decides (`training.containers.runtime`). Raises UserError on a contradiction, and
-    what stands in the way where docker is asked for.
+    Without a name the setting RUNTIME decides (`training.containers.runtime`); with `existing`, for what is only looked
+    at or ended, it is the service that there is, whatever could be started now. Raises UserError on a contradiction,
+    and what stands in the way where docker is asked for.
     """
     asked = containers.setting()
     why = "by its name"
     if name is None:
-        name, why = _default()
+        name, why = (existing and _existing(asked)) or _default()
     if asked != "auto" and (asked == "docker") != (name in CONTAINER_SERVICES):
         other = "local" if asked == "docker" else "docker"
         raise UserError(
@@ -102,8 +108,7 @@ def choose(name: str | None) -> tuple[str, Runtime, str]:
             expected=" or ".join(CONTAINER_SERVICES) if asked == "docker" else "another name than compose.yaml has",
             next_command=make_command("serve-status", SERVICE=name, RUNTIME=other),
         )
-    folder = paths.roots().serving
-    return name, _docker(name, folder) if name in CONTAINER_SERVICES else _local(name, folder), why
+    return name, _of(name), why
 
 
 def _default() -> tuple[str, str]:
@@ -120,6 +125,27 @@ def _default() -> tuple[str, str]:
             return service, why
         found.append((LOCAL_SERVICE, why))
     return found[-1]
+
+
+def _existing(asked: str) -> tuple[str, str] | None:
+    """The first service that there is something of, and why; says which others there are. None where there is none."""
+    able = asked != "local" and shutil.which("docker") is not None
+    names = [*(CONTAINER_SERVICES if able else ()), *((LOCAL_SERVICE,) if asked != "docker" else ())]
+    there = [name for name in names if _is_there(name)]
+    if len(there) > 1:
+        say(f"there are {' and '.join(there)}; this is about {there[0]}, SERVICE={there[1]} names the other")
+    return (there[0], "which there is") if there else None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return _of(name).is_there()
+    except TrainyardError:  # no engine, or a container that is not ours
+        return False
+
+
+def _of(name: str) -> Runtime:
+    return (_docker if name in CONTAINER_SERVICES else _local)(name, paths.roots().serving)
 
 
 def _local(name: str, folder: Path) -> Runtime:

@@ -80,11 +80,14 @@ class Service:
         return {"running": True, "healthy": True, "record": record, "loaded": loaded}
 
 
-def open_service(name: str | None = None) -> Service:
-    """A service by its name, else the one that RUNTIME decides on; says which. Raises UserError on a bad name."""
+def open_service(name: str | None = None, *, existing: bool = False) -> Service:
+    """A service by its name, else the one that RUNTIME decides on; says which. Raises UserError on a bad name.
+
+    With `existing` it is, without a name, the one that there is, if any.
+    """
     if name is not None and not _NAME.fullmatch(name):
         raise UserError("not a service's name", found=repr(name), expected="small letters, digits and '-'")
-    chosen, runtime, why = choose(name)
+    chosen, runtime, why = choose(name, existing=existing)
     say(f"runtime {runtime.name}: service {chosen}, {why}")
     return Service(chosen, runtime, paths.roots().serving)
 
