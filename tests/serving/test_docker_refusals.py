@@ -10,6 +10,7 @@ import pytest
 from tests.llamacpp import tiny_gguf
 from tests.serving.room import Room
 from tests.serving.test_docker import by_hand, containers
+from training import cli
 from training.containers import compose, engine, image
 from training.core.errors import IntegrityError, MachineError, RunError, UserError
 from training.serving import composed, control, prompts
@@ -228,3 +229,28 @@ def test_two_services_that_there_are_are_both_named(
     (harbour.data / "serving" / "llama-local.json").write_text("{}")
     assert control.status()["service"] == "llama-cpu"
     assert "there are llama-cpu and llama-local" in capsys.readouterr().err
+
+
+def test_a_container_of_ours_that_serves_no_model_of_ours_is_told_and_can_be_stopped(
+    harbour: Room, capsys: pytest.CaptureFixture
+):
+    labels = {compose.LABEL_PROJECT: compose.project(), compose.LABEL_SERVICE: "llama-cpu"}
+    labels |= {"com.docker.compose.oneoff": "False"}
+    labels |= {"com.docker.compose.project.working_dir": str(compose.FILE.parent)}
+    words = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
+    for command in (["sleep", "9"], ["sleep", "9", "--model", "/elsewhere/a.gguf"]):
+        engine.run(["create", "--publish", "127.0.0.1::8080", *words, "debian:bookworm-slim", *command], "making")
+        assert cli.main(["serve-status", "--service", harbour.name]) == 4
+        assert "make serve-stop SERVICE=llama-cpu" in capsys.readouterr().err
+        control.stop(harbour.name)
+        assert containers() == []
+
+
+def test_a_stopped_container_of_another_data_root_is_told(
+    harbour: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    harbour.start()
+    engine.run(["stop", *containers()], "stopping")
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path / "other"))
+    assert cli.main(["serve-status", "--service", harbour.name]) == 4
+    assert "make serve-stop SERVICE=llama-cpu" in capsys.readouterr().err
