@@ -20,6 +20,7 @@ from training.core import log
 from training.core.errors import (
     INTERRUPTED_EXIT_CODE,
     UNEXPECTED_EXIT_CODE,
+    MachineError,
     Terminated,
     TrainyardError,
     UserError,
@@ -78,8 +79,7 @@ def main(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     if not argv or argv[0] in ("-h", "--help", "help"):
-        _print(_overview())
-        return 0
+        return 0 if _print(_overview()) else MachineError.exit_code
     log.configure()
     return _dispatch(argv)
 
@@ -102,7 +102,8 @@ def _dispatch(argv: list[str]) -> int:
     report.publish()
     if "--json" in argv:
         whole = {"schema": 1, **document, "report": report.to_json()}
-        _print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+        if not _print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)):
+            return MachineError.exit_code
     return report.exit_code
 
 
@@ -147,12 +148,16 @@ def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
     return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
 
 
-def _print(text: str) -> None:
-    """Print on stdout; where its reader has gone, Python must not complain about that at exit either."""
+def _print(text: str) -> bool:
+    """Print on stdout; False where it cannot take it. A reader that has gone is none of Python's business at exit."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+        return True
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            log.say(f"stdout cannot be written: {error.strerror}")
+        return isinstance(error, BrokenPipeError)
 
 
 def _raise_terminated(*_: object) -> None:

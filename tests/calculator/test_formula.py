@@ -255,3 +255,16 @@ def test_eight_bit_states_are_advised_on_a_gpu_alone(recipe):
         for cpu in (False, True)
     )
     assert "optimizer.name=adamw8bit" in on_gpu and "optimizer.name=adamw8bit" not in on_cpu
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("checkpointing", ["true", "false"])
+def test_adapters_beside_the_blocks_alone_are_planned(recipe, target, checkpointing):
+    """With nothing trained in the blocks, no layer is computed again behind a head's adapter."""
+    of = recipe(
+        f"lora.targets=[{target}]", f"memory.gradient_checkpointing={checkpointing}", base="smollm2-135m-instruct",
+        method="lora",
+    )  # fmt: skip
+    found = estimate(of, on_cpu=False)
+    assert found.trainable == of.lora.rank * (49_152 + 576)
+    assert found.peak.reserved_bytes > found.peak.allocated_bytes > 2 * 134_515_008

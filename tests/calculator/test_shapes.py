@@ -96,3 +96,23 @@ def test_a_size_that_is_none_is_refused_by_name(key: str, value: object):
 def test_a_family_that_is_no_name_is_refused(family: object):
     with pytest.raises(Problems, match="model_type is no name"):
         shapes.from_config({"model_type": family}, "x")
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("qwen2", "num_key_value_heads"), ("qwen3", "head_dim"), ("mistral", "num_key_value_heads"),
+     ("gemma", "num_key_value_heads"), ("starcoder2", "num_key_value_heads")],
+)  # fmt: skip
+def test_a_size_that_transformers_would_fill_in_must_be_stated(family: str, key: str):
+    """Its own default would be another number than the one that the configuration seems to say."""
+    whole = LLAMA | {"model_type": family, "hidden_act": "silu", "num_key_value_heads": 2, "head_dim": 16}
+    shapes.from_config(whole, "config.json")
+    with pytest.raises(UserError) as caught:
+        shapes.from_config({name: value for name, value in whole.items() if name != key}, "config.json")
+    assert f"{key} is not stated" in str(caught.value)
+
+
+def test_more_layers_than_can_be_walked_through_are_refused():
+    with pytest.raises(UserError) as caught:
+        shapes.from_config(LLAMA | {"num_hidden_layers": 10_000}, "config.json")
+    assert "at most 1000" in str(caught.value)

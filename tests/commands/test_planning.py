@@ -328,3 +328,20 @@ def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
     assert "no driver: training runs on the CPU" in text
     assert document["memory"]["total_bytes"] > 1 << 28 and document["packages"]["torch"].startswith("2.")
     assert document["llama_cpp"].startswith("b") and document["cpu"]["usable_cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [(("--solve", "batch", "--sweep", "data.seq_len=64,128"), "--solve"),
+     (("--trace", "--sweep", "data.seq_len=64,128"), "--trace"), (("--csv", "cells.csv"), "--csv")],
+)  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(call, options: tuple, idle: str):
+    code, document, _ = call("memfit", "--config", DEMO, *options)
+    assert code == 2 and document["error"]["what"].startswith(f"{idle} does nothing")
+
+
+def test_a_stdout_that_is_full_ends_in_one_message():
+    command = [sys.executable, "-m", "training", "memfit", "--config", DEMO, "--json"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert ended.returncode == 3 and "stdout cannot be written" in ended.stderr and "Traceback" not in ended.stderr

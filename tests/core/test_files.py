@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from training.core import files
-from training.core.errors import IntegrityError, MachineError
+from training.core.errors import IntegrityError, MachineError, UserError
 
 
 def test_sha256_of_known_bytes(tmp_path: Path):
@@ -135,3 +136,17 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path
     with files.atomic_folder(target) as partial:
         files.write_manifest(partial, "thing", {})
     assert os.listdir(tmp_path) == ["set"]
+
+
+def test_a_device_or_a_pipe_is_neither_replaced_nor_read(tmp_path: Path):
+    """A rename would put a plain file in a device's place, and a pipe would be read for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="no file") as refused:
+        files.write_text(pipe, "x")
+    assert refused.value.found == "a device or a pipe" and stat.S_ISFIFO(pipe.stat().st_mode)
+    with pytest.raises(IntegrityError, match="damaged"):
+        files.read_json(pipe)
+    with pytest.raises(UserError) as refused:
+        files.write_text(tmp_path, "x")
+    assert refused.value.found == "a folder" and list(tmp_path.iterdir()) == [pipe]

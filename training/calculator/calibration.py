@@ -99,8 +99,11 @@ def _read_once(path: Path, _mtime_ns: int) -> Calibration:
 
 def read(path: Path) -> Calibration:
     """Read a record strictly. Raises IntegrityError with what is wrong and how to make it anew."""
-    record = files.read_json(path)
-    wrong = _wrong(record) or _foreign(record, path)
+    try:
+        record = files.read_json(path)
+        wrong = _wrong(record) or _foreign(record, path)
+    except IntegrityError as error:
+        wrong = error.found
     if wrong:
         raise IntegrityError("not a calibration of this machine", where=path, found=wrong, next_command=_AGAIN)
     return Calibration(record["gpu"]["name"], record["torch"], record["driver"], *(record[key] for key in _SIZES))

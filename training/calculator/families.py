@@ -46,13 +46,16 @@ class Family:
     window: int | None = None  # where the configuration does not say
     slides: int | None = None  # 1: every layer has a window where one is named; n: all but each nth; None: none has
     dropouts: tuple[str, str] = ("", "")  # keys: of the embedding's, of the residual stream's
+    stated: tuple[str, ...] = ()  # keys whose absence means a size of Hugging Face's own, so they must be there
+    has_key_value_heads: bool = True
     flags: tuple[str, ...] = ()  # keys that must be absent, null or False, since the formula does not count them
 
 
+_KV = ("num_key_value_heads",)
 _BIAS, _MLP_BIAS = Flag("attention_bias"), Flag("mlp_bias")
 _GEMMA = Family(
     norm="rms_late", attention_bias=_BIAS, output_bias=_BIAS, default_activation="gelu_pytorch_tanh", tied=True,
-    head_dim=256, flags=("use_bidirectional_attention",),
+    head_dim=256, stated=_KV, flags=("use_bidirectional_attention",),
 )  # fmt: skip
 _GEMMA_2 = replace(
     _GEMMA, norms="around", activation="hidden_activation", score_cap=Flag("attn_logit_softcapping", True),
@@ -61,11 +64,15 @@ _GEMMA_2 = replace(
 
 FAMILIES = {
     "llama": Family(attention_bias=_BIAS, output_bias=_BIAS, mlp_bias=_MLP_BIAS),
-    "mistral": Family(window=4096, slides=1),
-    "qwen2": Family(attention_bias=True, flags=("use_sliding_window",)),
-    "qwen3": Family(attention_bias=_BIAS, output_bias=_BIAS, query_key_norms="head", flags=("use_sliding_window",)),
+    "mistral": Family(window=4096, slides=1, stated=_KV),
+    "qwen2": Family(attention_bias=True, stated=_KV, flags=("use_sliding_window",)),
+    "qwen3": Family(
+        attention_bias=_BIAS, output_bias=_BIAS, query_key_norms="head", stated=(*_KV, "head_dim"),
+        flags=("use_sliding_window",),
+    ),
     "smollm3": Family(
-        attention_bias=_BIAS, output_bias=_BIAS, mlp_bias=_MLP_BIAS, tied=True, flags=("use_sliding_window",)
+        attention_bias=_BIAS, output_bias=_BIAS, mlp_bias=_MLP_BIAS, tied=True, stated=_KV,
+        flags=("use_sliding_window",),
     ),
     "olmo2": Family(
         norm="rms_late", norms="after", attention_bias=_BIAS, output_bias=_BIAS, query_key_norms="width",
@@ -91,11 +98,11 @@ FAMILIES = {
         qkv=("query_key_value",), output="dense", feed_forward=("dense_h_to_4h", "dense_4h_to_h"), gated=False,
         default_activation="gelu", attention_bias=Flag("attention_bias", True),
         output_bias=Flag("attention_bias", True), mlp_bias=True, partial_rotary=0.25,
-        dropouts=("hidden_dropout", "hidden_dropout"),
+        dropouts=("hidden_dropout", "hidden_dropout"), has_key_value_heads=False,
     ),
     "starcoder2": Family(
         norm="layer", feed_forward=("c_fc", "c_proj"), gated=False, default_activation="gelu_pytorch_tanh",
         attention_bias=Flag("use_bias", True), output_bias=Flag("use_bias", True), mlp_bias=Flag("use_bias", True),
-        tied=True, slides=1, dropouts=("embedding_dropout", "residual_dropout"),
+        tied=True, slides=1, stated=_KV, dropouts=("embedding_dropout", "residual_dropout"),
     ),
 }  # fmt: skip

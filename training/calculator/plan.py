@@ -44,6 +44,11 @@ class Plan:
         known = calibration or (None if on_cpu else find(gpu))
         plan = cls(recipe, of_model(recipe.model), on_cpu, gpu, parallel, known)
         _ = plan.targets  # raises on one that matches nothing
+        if plan.shape.score_cap and recipe.memory.attention == "sdpa":
+            raise UserError(
+                f"{plan.shape.family} caps its scores, which SDPA cannot", where="memory.attention", found="sdpa",
+                expected="eager", next_command="add memory.attention=eager",
+            )  # fmt: skip
         return plan
 
     @classmethod

@@ -126,8 +126,9 @@ class Step:
         for _ in range(plan.shape.num_layers):
             if not tape.keeps:
                 stored.append(x)
+            reaches = x.needs_grad or not plan.is_adapter or bool(plan.adapted)
             x = self.block.layer(x)
-            x.needs_grad = x.needs_grad or not plan.is_adapter or bool(plan.adapted)
+            x.needs_grad = x.needs_grad or reaches
         tape.keeps, self.head_node = True, len(tape.nodes)
         return [*stored, x]
 
@@ -161,7 +162,7 @@ class Step:
         tape.backward(down_to=self.head_node)
         self.mark("layer_backward")
         tape.backward(down_to=self.embedding_nodes)
-        while stored:
+        while stored and last_slot in tape.waiting:  # nothing is trained below where no gradient has come
             x = stored.pop()
             tape.rename(last_slot, self.block.layer_again(x).slot)
             tape.backward(down_to=self.embedding_nodes)

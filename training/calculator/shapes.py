@@ -25,6 +25,7 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 _LARGEST_SIZE = 2**31 - 1
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _shape(config: dict, name: str) -> Shape:
         intermediate_size=config["intermediate_size"],
         num_layers=config["num_hidden_layers"],
         num_heads=heads,
-        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        num_key_value_heads=_key_value_heads(config),
         head_dim=head_dim,
         max_positions=config.get("max_position_embeddings"),
         tied=bool(_get(config, "tie_word_embeddings", known.tied)),
@@ -242,6 +243,12 @@ def _shape(config: dict, name: str) -> Shape:
 def _get(config: dict, key: str, default: object) -> object:
     value = config.get(key)
     return default if value is None else value
+
+
+def _key_value_heads(config: dict) -> int:
+    """As stated; as many as queries where that is null, or where the family knows no others."""
+    stated = config.get("num_key_value_heads") if FAMILIES[config["model_type"]].has_key_value_heads else None
+    return stated or config["num_attention_heads"]
 
 
 def _rotary_share(config: dict, default: float | None) -> float:
@@ -285,6 +292,11 @@ def _refusals(config: dict, source: str) -> list[TrainyardError]:
         if not absent and not (type(value) is int and 1 <= value <= _LARGEST_SIZE):
             expected = f"a whole number from 1 to {_LARGEST_SIZE}"
             problems.append(_refusal(f"{key} is missing or no size", source, str(value)[:80], expected))
+    if type(layers := config.get("num_hidden_layers")) is int and layers > _MOST_LAYERS:
+        problems.append(_refusal("more layers than are added up", source, layers, f"at most {_MOST_LAYERS}"))
+    for key in FAMILIES[family].stated:
+        if key not in config:
+            problems.append(_refusal(f"{key} is not stated", source, "nothing", f"{key}: its number in the model"))
     for key in FAMILIES[family].flags:
         if config.get(key):
             what = f"the formula does not count {key}"
@@ -302,7 +314,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _contradictions(config: dict, source: str) -> list[TrainyardError]:
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    heads, kv_heads = config["num_attention_heads"], _key_value_heads(config)
     problems = []
     if heads % kv_heads:
         problems.append(

@@ -128,7 +128,8 @@ def _require_traceable(plan: Plan, make: MakeProbe | None) -> None:
         if value not in known
     ]
     if problems:
-        raise Problems("the trace does not run this step", problems)
+        way = "add memory.profile=hf memory.loss_chunk=0 memory.autocast=false data.packing=false"
+        raise Problems("the trace does not run this step", problems, next_command=way)
 
 
 def _load(allocator: watch.Allocator, probe: StepProbe, plan: Plan) -> int:
@@ -160,7 +161,7 @@ def _refused(plan: Plan, watched: watch.Watch | None = None) -> Iterator[None]:
             f"{family} branches on its data, so it cannot be traced",
             where=module or "its forward pass", found=operator,
             expected="a forward pass whose steps do not depend on the tokens",
-            next_command="estimate a model of a family that the formula knows, or measure: make train-calibrate",
+            next_command="estimate a model of a family that the formula knows, or one that does not branch",
         ) from error  # fmt: skip
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, ImportError) as error:
         module = watched.failed_in[0] if watched and watched.failed_in else ""

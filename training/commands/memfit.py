@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from training.core import files
+from training.core.errors import UserError
 from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes, format_count
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
+    _require_options(args)
     from training.calculator import fit, nvml
     from training.data.longest import of_recipe
     from training.recipe.load import load
@@ -79,6 +81,21 @@ def _ranks(args: argparse.Namespace):
         raise UserError("that follows one process alone", where=option, found=f"--ranks {args.ranks}",
                         expected="--ranks 1", next_command=f"leave {option} or --ranks out")  # fmt: skip
     return found
+
+
+def _require_options(args: argparse.Namespace) -> None:
+    """Raise UserError where an option would do nothing beside another, or alone."""
+    clashes = [
+        ("--solve", args.solve and args.sweep, "beside --sweep"),
+        ("--trace", args.trace and args.sweep, "beside --sweep"),
+        ("--csv", args.csv is not None and not args.sweep, "without --sweep"),
+    ]
+    for option, is_idle, how in clashes:
+        if is_idle:
+            raise UserError(
+                f"{option} does nothing {how}", where=option, found=how, expected=f"{option} or --sweep apart"
+                if "beside" in how else "--sweep KEY=V,V with it", next_command=f"leave {option} away",
+            )  # fmt: skip
 
 
 def _trace(plan):

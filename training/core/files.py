@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from training.core.errors import IntegrityError, MachineError
+from training.core.errors import IntegrityError, MachineError, UserError
 from training.core.units import format_bytes
 
 MANIFEST = "manifest.json"
@@ -86,6 +86,8 @@ def parse_json(text: str | bytes) -> object:
 def read_json(path: Path) -> dict:
     """Read one of our own JSON files. Raises IntegrityError where it is missing, empty or malformed."""
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+            raise ValueError("no plain file")
         value = parse_json(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__} and not an object")
@@ -154,7 +156,15 @@ def fsync_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; flush and rename it on success, remove it on any failure."""
+    """Yield a temporary path beside `target`; flush and rename it on success, remove it on any failure.
+
+    Raises UserError where something stands there that is no plain file: a rename would take a device's place.
+    """
+    if target.exists() and not target.is_file():
+        raise UserError(
+            "the place is taken by something that is no file", where=target,
+            found="a folder" if target.is_dir() else "a device or a pipe", expected="a new name, or a file to replace",
+        )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_sibling(target)
     try:

@@ -23,7 +23,10 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(match[1]) * sizes[match[2]])  # type: ignore[index]
     except (TypeError, KeyError, ValueError, OverflowError):
-        raise UserError("not a size", found=text, expected="a number with B, KiB, MiB, GiB, kB, MB or GB") from None
+        raise UserError(
+            "not a size", found=text, expected="a number with B, KiB, MiB, GiB, kB, MB or GB, such as 10GiB",
+            next_command="the same command with a size such as 10GiB",
+        ) from None  # fmt: skip
 
 
 def format_seconds(seconds: float) -> str:
