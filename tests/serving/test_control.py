@@ -90,7 +90,8 @@ def test_a_server_whose_record_is_damaged_or_gone_is_stopped_all_the_same(room: 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("log_start", None), ("log", []), ("port", "8080"), ("token", 1), ("sha256", 0), ("arguments", {}),
+    [("log_start", None), ("log", []), ("port", "8080"), ("port", 65_536), ("port", -1),
+     ("token", 1), ("sha256", 0), ("arguments", {}),
      ("since", None), ("memory_bytes", True)],
 )  # fmt: skip
 def test_a_record_with_a_part_missing_or_of_another_kind_is_damaged(room: Room, name: str, value: object):

@@ -12,9 +12,9 @@ from training.core.errors import IntegrityError
 
 JOURNAL_SCHEMA = 2
 Kinds = Mapping[str, object]
-"""What each part of an object must be: a type, a union of types, or the kinds of an object's own parts."""
+"""What each part must be: a type, a union of types, a range of numbers, or the kinds of an object's own parts."""
 _RECORD: Kinds = {
-    "service": str, "runtime": str, "port": int, "model": str, "served_as": str, "sha256": str | None,
+    "service": str, "runtime": str, "port": range(65_536), "model": str, "served_as": str, "sha256": str | None,
     "file": dict | None, "memory_bytes": int, "device": str, "arguments": dict, "log": str, "since": str,
 }  # fmt: skip
 _PREVIOUS: Kinds = {"running": bool, "healthy": bool, "record": dict | None, "loaded": dict | None}
@@ -58,11 +58,21 @@ def _require(found: object, kinds: Kinds, where: Path, place: str = "") -> None:
         value = found[name]
         if isinstance(kind, Mapping):
             _require(value, kind, where, f"{place}{name}.")
-        elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        elif not _is_of(kind, value):
             raise _damaged(where, place + name, value, _named(kind))
 
 
+def _is_of(kind: object, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(kind, range):
+        return isinstance(value, int) and value in kind
+    return isinstance(value, kind)
+
+
 def _named(kind: object) -> str:
+    if isinstance(kind, range):
+        return f"a number from {kind.start} to {kind.stop - 1}"
     members = getattr(kind, "__args__", (kind,))
     return " or ".join("null" if each is NoneType else each.__name__ for each in members)
 
