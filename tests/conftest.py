@@ -5,6 +5,7 @@ skipped by name, and with REQUIRE_DOCKER=1 that is a failure. So it is with `gpu
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,8 @@ def own_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores it, and so would children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRAINYARD_TAG", f"test-{image.checkout()}")
     os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
