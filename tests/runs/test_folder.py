@@ -79,3 +79,9 @@ def test_runs_are_listed_newest_first_and_shown(run: RunFolder, capsys: pytest.C
 def test_the_curve_falls_with_the_values():
     assert sparkline([8.0, 4.0, 2.0, 1.0], width=4) == "█▄▂▁"
     assert sparkline([]) == "" and len(sparkline([1.0] * 100)) == 40
+
+
+def test_of_runs_begun_in_one_second_the_last_is_the_newest():
+    begun = [RunFolder.create(name, {"name": name}) for name in ("b", "a", "c", "a", "b")]
+    assert [run.id for run in all_runs()] == [run.id for run in reversed(begun)]
+    assert RunFolder.open("latest").id == begun[-1].id

@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import logging
 import re
-import secrets
 from pathlib import Path
 
 from training.core import files, paths, process
@@ -19,12 +18,16 @@ CHECKPOINTS = "checkpoints"
 STEP_DIGITS = 6
 STATUSES = ("queued", "waiting", "running", "paused", "completed", "failed", "cancelled", "lost")
 _STEP_NAME = re.compile(r"step_(\d+)")
+_STAMP_LENGTH = len("20260101-000000")
 _logger = logging.getLogger(__name__)
 
 
 def step_name(step: int) -> str:
     """`step_000200`."""
     return f"step_{step:0{STEP_DIGITS}d}"
+
+
+_STAMP_LENGTH = len("20260101-000000")
 
 
 class RunFolder:
@@ -35,9 +38,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, name: str, record: dict) -> "RunFolder":
-        """Make the folder of a new run, `<utc>-<name>-<4 hex digits>`, with its first `run.json` (status queued)."""
-        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-        run = cls(paths.roots().runs / f"{stamp}-{name}-{secrets.token_hex(2)}")
+        """Make the folder of a new run with its first `run.json` (status queued).
+
+        Its name is `<utc>-<name>-<4 hex digits>`; the digits are the second's fraction, so that names tell which came
+        first.
+        """
+        now = datetime.datetime.now(datetime.UTC)
+        fraction = (now.microsecond << 16) // 1_000_000
+        run = cls(paths.roots().runs / f"{now:%Y%m%d-%H%M%S}-{name}-{fraction:04x}")
         run.path.mkdir(parents=True)
         files.write_json(
             run.path / RUN_FILE, {"schema": 1, "id": run.id, "status": "queued", "process": None, **record}
@@ -155,7 +163,7 @@ class RunFolder:
 def all_runs() -> list[RunFolder]:
     """Every run under the data root, the newest first."""
     found = [RunFolder(path.parent) for path in paths.roots().runs.glob(f"*/{RUN_FILE}")]
-    return sorted(found, key=lambda run: run.id, reverse=True)
+    return sorted(found, key=lambda run: (run.id[:_STAMP_LENGTH], run.id[-4:]), reverse=True)
 
 
 def resolve_checkpoint(reference: str) -> Path:
