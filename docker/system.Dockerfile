@@ -13,4 +13,4 @@ RUN --mount=type=secret,id=extra_ca \
     fi; \
     mkdir -p /usr/share/trainyard \
     && dpkg-query -W -f '${Package} ${Version}\n' > /usr/share/trainyard/distribution-packages.txt \
-    && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /root/.cache
+    && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* ~/.cache

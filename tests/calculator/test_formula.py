@@ -1,6 +1,7 @@
 """The terms by hand, published traces, monotony, and what an estimate always says of itself."""
 
 import itertools
+import json
 
 import pytest
 
@@ -10,6 +11,7 @@ from training.calculator.formula import estimate
 from training.calculator.plan import Plan
 from training.core.errors import UserError
 from training.recipe.bases import Base
+from training.recipe.load import load
 
 GIB = 1 << 30
 ONE_B = {
@@ -268,3 +270,20 @@ def test_adapters_beside_the_blocks_alone_are_planned(recipe, target, checkpoint
     found = estimate(of, on_cpu=False)
     assert found.trainable == of.lora.rank * (49_152 + 576)
     assert found.peak.reserved_bytes > found.peak.allocated_bytes > 2 * 134_515_008
+
+
+def test_what_a_model_does_not_allow_is_no_lever(tmp_path):
+    """gemma2's capped scores have no path in SDPA."""
+    config = {
+        "model_type": "gemma2", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "attn_logit_softcapping": 50.0,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 1024,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "capped.yaml"
+    path.write_text("name: capped\nmethod: full\nmodel: {config: config.json}\nstop: {max_steps: 1}\n")
+    eager = load(path, ["memory.attention=eager"]).recipe
+    found = {lever.override for lever in advice.levers(eager, estimate(eager, on_cpu=False), None, on_cpu=False)}
+    assert "memory.gradient_checkpointing=true" in found and "memory.attention=sdpa" not in found
+    with pytest.raises(UserError, match="caps its scores"):
+        estimate(load(path).recipe, on_cpu=False)

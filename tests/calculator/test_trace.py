@@ -69,9 +69,10 @@ def based_on(tmp_path, config: dict, *overrides: str, method: str = "full"):
 def counted(probe, plan) -> dict[str, int]:
     """The phases' highest counts of a probe that runs on real tensors."""
     from training.calculator import watch
+    from training.calculator.allocator import ExactAllocator
     from training.calculator.trace import _Steps
 
-    watched = watch.Watch(watch.Log(watch.Counter()), probe.model, None, standing=True)
+    watched = watch.Watch(watch.Log(ExactAllocator()), probe.model, None, standing=True)
     with watched:
         _Steps(plan, probe, watched).run()
     return watched.peaks

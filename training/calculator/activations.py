@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from training.calculator.allocator import ExactAllocator
 from training.calculator.blocks import Block
 from training.calculator.plan import Plan
-from training.calculator.tape import Counter, Tape, Tensor
+from training.calculator.tape import Tape, Tensor
 
 SOURCE = "what the modules' operations keep for autograd; the reference form is Megatron's (arXiv 2205.05198, eq. 2)"
 MASK = "mask"
@@ -51,7 +52,7 @@ class _Walk:
     """One block on a tape of its own, with a counter."""
 
     def __init__(self, plan: Plan):
-        self.plan, self.counter = plan, Counter()
+        self.plan, self.counter = plan, ExactAllocator()
         self.tape = Tape(self.counter)
         self.tape.adds_up = plan.accumulates
         self.block = Block(plan, self.tape)

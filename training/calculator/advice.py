@@ -12,8 +12,9 @@ from training.calculator.devices import Device
 from training.calculator.estimate import Estimate
 from training.calculator.formula import estimate
 from training.calculator.parallel import Parallel
+from training.core.errors import UserError
 from training.recipe import schema
-from training.recipe.model import Lora, Memory, Optimizer, Recipe
+from training.recipe.model import Lora, Recipe
 
 _COSTS = ("nothing", "some speed", "about a third more time", "states in 8 bits", "speed, where states are paged in",
           "shorter context", "adapters instead of all weights", "adapters on a 4-bit base")  # fmt: skip
@@ -43,9 +44,10 @@ def levers(
     """Every lever that saves memory, the cheapest first, and among equals the largest saving."""
     found, gpu = [], device.name if device else None
     for override, changed, cost in _changes(recipe, on_cpu):
-        if changed.memory.weights == "nf4" and parallel is not None and parallel.kind == "fsdp2":
+        try:
+            then = estimate(changed, on_cpu=on_cpu, gpu=gpu, parallel=parallel).peak.device_bytes
+        except UserError:  # what the model or the ranks do not allow is no lever
             continue
-        then = estimate(changed, on_cpu=on_cpu, gpu=gpu, parallel=parallel).peak.device_bytes
         saved = now.peak.device_bytes - then
         if saved > 0:
             fits = None if device is None else then <= device.available_bytes
@@ -97,7 +99,7 @@ def _memory(recipe: Recipe) -> Iterator[tuple[str, Recipe, int]]:
     memory = recipe.memory
 
     def changed(**values: object) -> Recipe:
-        return replace(recipe, memory=_replaced(memory, values))
+        return replace(recipe, memory=replace(memory, **values))
 
     if not memory.gradient_checkpointing:
         yield "memory.gradient_checkpointing=true", changed(gradient_checkpointing=True), 2
@@ -112,16 +114,12 @@ def _optimizer(recipe: Recipe, on_cpu: bool) -> Iterator[tuple[str, Recipe, int]
     optimizer = recipe.optimizer
 
     def changed(**values: object) -> Recipe:
-        return replace(recipe, optimizer=_replaced(optimizer, values))
+        return replace(recipe, optimizer=replace(optimizer, **values))
 
     if optimizer.name == "adamw" and not on_cpu:
         yield "optimizer.name=adamw8bit", changed(name="adamw8bit"), 3
     if optimizer.name == "adamw" and optimizer.impl != "fused":
         yield "optimizer.impl=fused", changed(impl="fused"), 0
-
-
-def _replaced(section: Memory | Optimizer, values: dict) -> Memory | Optimizer:
-    return replace(section, **values)
 
 
 def _default_lora() -> Lora:

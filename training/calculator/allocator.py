@@ -26,6 +26,25 @@ _COUNTS = (
 )  # fmt: skip
 
 
+class ExactAllocator:
+    """An allocator that rounds nothing and keeps nothing: the bytes asked for, now and at most."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.peak_allocated_bytes
+
+    def new(self, num_bytes: int) -> int:
+        self.allocated_bytes += num_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return num_bytes
+
+    def free(self, num_bytes: int) -> None:
+        self.allocated_bytes -= num_bytes
+
+
 class Block:
     """A piece of a segment; `before` and `after` are its neighbours in it.
 

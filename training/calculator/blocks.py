@@ -6,10 +6,11 @@ Families differ by the fields of `training.calculator.families`. Legend in `trai
 
 from __future__ import annotations
 
+from training.calculator.allocator import ExactAllocator
 from training.calculator.attention import Attention
 from training.calculator.linears import Linears
 from training.calculator.plan import Plan
-from training.calculator.tape import Counter, Tape, Tensor
+from training.calculator.tape import Tape, Tensor
 
 
 class Block:
@@ -163,7 +164,7 @@ class Block:
     def _num_keeping(self, needs_grad: bool) -> int:
         """How many operations of a layer keep something: nothing is computed again behind the last of them."""
         if needs_grad not in self._keeping:
-            tape = Tape(Counter())
+            tape = Tape(ExactAllocator())
             x = tape.new(self.h, self.plan.z)
             x.needs_grad = needs_grad
             Block(self.plan, tape).layer(x)

@@ -11,11 +11,9 @@ from torch import nn
 
 from training.calculator import kernels
 from training.calculator.plan import Plan
-from training.calculator.probe import Phase
+from training.calculator.probe import Phase, dtype_of
 from training.core.errors import UserError
 from training.recipe.model import Optimizer
-
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "nf4": torch.float16}
 
 
 class PlainProbe:
@@ -65,7 +63,7 @@ def _model(plan: Plan) -> nn.Module:
     attention = kernels.flash_attention() if plan.is_flash else plan.recipe.memory.attention
     try:
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**(config | {"use_cache": False})), dtype=_TYPES[plan.recipe.memory.weights],
+            AutoConfig.for_model(**(config | {"use_cache": False})), dtype=dtype_of(plan.recipe.memory.weights),
             attn_implementation=attention,
         )  # fmt: skip
     except Exception as error:  # a configuration's own checks raise what they like
@@ -111,7 +109,7 @@ def _adapt(model: nn.Module, head: nn.Module | None, plan: Plan) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     targets = _targets(model, head, plan)
-    dtype = _TYPES[plan.recipe.memory.adapter_dtype]
+    dtype = dtype_of(plan.recipe.memory.adapter_dtype)
     inner = {name for name, module in _linears(model) if module is not head}
     for name in sorted(targets | (inner if plan.is_nf4 else set())):
         parent, _, leaf = name.rpartition(".")

@@ -12,22 +12,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from training.calculator.allocator import ExactAllocator
+
 _PARAMETER = -1
-
-
-class Counter:
-    """An allocator that rounds nothing: the bytes asked for, now and at most."""
-
-    def __init__(self) -> None:
-        self.allocated_bytes = self.peak_allocated_bytes = 0
-
-    def new(self, num_bytes: int) -> int:
-        self.allocated_bytes += num_bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return num_bytes
-
-    def free(self, num_bytes: int) -> None:
-        self.allocated_bytes -= num_bytes
 
 
 class Tensor:
@@ -137,7 +124,7 @@ class Tape:
             self.nodes.append(Node(outputs, inputs, saved, backward))
             self._left -= bool(saved)
             if saved and self._left == 0:
-                self.allocator = Counter()
+                self.allocator = ExactAllocator()
 
     def elementwise(
         self, x: Tensor, *, each: int | None = None, saved: tuple = (), keeps_output: bool = False

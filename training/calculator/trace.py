@@ -20,18 +20,17 @@ import torch
 from torch._subclasses import fake_tensor
 
 from training.calculator import kernels, loading, runtime, watch
-from training.calculator.allocator import CachingAllocator
+from training.calculator.allocator import CachingAllocator, ExactAllocator
 from training.calculator.estimate import Estimate, Instant, Term
 from training.calculator.plain import PlainProbe, optimizer, said
 from training.calculator.plan import Plan
-from training.calculator.probe import MakeProbe, StepProbe
+from training.calculator.probe import MakeProbe, StepProbe, dtype_of
 from training.calculator.shapes import config_of
 from training.calculator.timeline import Timeline
 from training.core.errors import Problems, TrainyardError, UserError
 
 _STEPS = 2
 _MOST_MICRO_BATCHES = 2
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _BRANCHES = (
     fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
@@ -85,7 +84,7 @@ def trace(plan: Plan, make: MakeProbe | None = None) -> Traced:
     """
     _require_traceable(plan, make)
     expands = plan.recipe.memory.expandable_segments
-    log = watch.Log(watch.Counter() if plan.on_cpu else CachingAllocator(expands=expands))
+    log = watch.Log(ExactAllocator() if plan.on_cpu else CachingAllocator(expands=expands))
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
         if not plan.on_cpu:
@@ -108,7 +107,7 @@ def _probe(plan: Plan, make: MakeProbe | None) -> StepProbe:
         return PlainProbe(plan)
     recipe = plan.recipe
     batch = replace(recipe.batch, accumulate=min(_MOST_MICRO_BATCHES, recipe.batch.accumulate))
-    dtype = _TYPES[recipe.memory.weights]
+    dtype = dtype_of(recipe.memory.weights)
     return make(replace(recipe, batch=batch), torch.device("cpu"), dtype, optimizer)
 
 
@@ -120,7 +119,7 @@ def _require_traceable(plan: Plan, make: MakeProbe | None) -> None:
             ("memory.loss_chunk", recipe.memory.loss_chunk, ("auto", 0)),
             ("data.packing", recipe.data.packing, (False,)),
         ]
-    elif make is None or recipe.memory.weights not in _TYPES:
+    elif make is None or recipe.memory.weights == "nf4":
         limits.append(("memory.profile", recipe.memory.profile, ("hf",)))
     problems = [
         UserError(f"{key} is not traced", where=key, found=value, expected=" or ".join(str(one) for one in known))
@@ -144,7 +143,7 @@ def _load(allocator: watch.Allocator, probe: StepProbe, plan: Plan) -> int:
         for parameter in probe.model.parameters():
             if (parameter.requires_grad and plan.is_adapter) or not base:
                 allocator.new(parameter.numel() * parameter.element_size())
-    return getattr(allocator, "peak_allocated_bytes", allocator.allocated_bytes)
+    return allocator.peak_allocated_bytes
 
 
 @contextlib.contextmanager

@@ -34,26 +34,12 @@ class Allocator(Protocol):
     """Where sizes go."""
 
     allocated_bytes: int
+    peak_allocated_bytes: int
     reserved_bytes: int
 
     def new(self, num_bytes: int) -> object: ...
 
     def free(self, block: object) -> None: ...
-
-
-class Counter:
-    """An allocator that rounds nothing and keeps nothing."""
-
-    def __init__(self) -> None:
-        self.allocated_bytes = self.reserved_bytes = 0
-
-    def new(self, num_bytes: int) -> int:
-        self.allocated_bytes += num_bytes
-        self.reserved_bytes = max(self.reserved_bytes, self.allocated_bytes)
-        return num_bytes
-
-    def free(self, block: int | None) -> None:
-        self.allocated_bytes -= block or 0
 
 
 @dataclass

@@ -85,17 +85,17 @@ def _ranks(args: argparse.Namespace):
 
 def _require_options(args: argparse.Namespace) -> None:
     """Raise UserError where an option would do nothing beside another, or alone."""
-    clashes = [
-        ("--solve", args.solve and args.sweep, "beside --sweep"),
-        ("--trace", args.trace and args.sweep, "beside --sweep"),
-        ("--csv", args.csv is not None and not args.sweep, "without --sweep"),
+    apart = {"--solve": args.solve, "--trace": args.trace}
+    idle = [
+        (option, "beside --sweep", f"{option} or --sweep") for option, given in apart.items() if given and args.sweep
     ]
-    for option, is_idle, how in clashes:
-        if is_idle:
-            raise UserError(
-                f"{option} does nothing {how}", where=option, found=how, expected=f"{option} or --sweep apart"
-                if "beside" in how else "--sweep KEY=V,V with it", next_command=f"leave {option} away",
-            )  # fmt: skip
+    if args.csv is not None and not args.sweep:
+        idle.append(("--csv", "without --sweep", "--sweep KEY=V,V with it"))
+    for option, found, expected in idle:
+        raise UserError(
+            f"{option} does nothing {found}", where=option, found=found, expected=expected,
+            next_command=f"leave {option} away",
+        )  # fmt: skip
 
 
 def _trace(plan):
