@@ -149,5 +149,6 @@ def test_a_checkpointed_fsdp2_rank_is_not_under(tmp_path):
 
 @pytest.mark.slow
 def test_shards_exchanged_by_two_processes_are_as_large(tmp_path):
-    """Through gloo, whose copies of what it sends come on top and go when it likes."""
-    assert compare(tmp_path, "fsdp2", 2, DEEP, is_real=True) < 0.01
+    """Through gloo, whose copies of what it sends come on top and go when it likes: never less than without them."""
+    apart = compare(tmp_path, "fsdp2", 2, DEEP, is_real=False)
+    assert compare(tmp_path, "fsdp2", 2, DEEP, is_real=True) <= apart + 0.001
