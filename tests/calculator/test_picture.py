@@ -8,6 +8,7 @@ import pytest
 from training.calculator import picture, replay, sweep
 from training.calculator.plan import Plan
 from training.calculator.timeline import Recorder, Timeline
+from training.core import figure
 from training.core.errors import UserError
 from training.core.paths import REPOSITORY
 from training.recipe.load import load
@@ -94,7 +95,7 @@ def test_a_heat_map_takes_one_axis_and_no_device(tmp_path: Path):
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="PNG or SVG"):
-        picture.require_kind(tmp_path / "grid.jpg")
+        figure.require_kind(tmp_path / "grid.jpg")
     ranks = ",".join(str(rank) for rank in range(1, 14))
     texts = [f"lora.rank={ranks}", "data.seq_len=256,512", "data.micro_batch=1,2"]
     cells = sweep.run(REPOSITORY / "recipes/reference/qlora-8b.yaml", [], texts, vram="10GiB")

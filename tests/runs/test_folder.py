@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from training.cli import main
-from training.commands.runs import sparkline
 from training.core import files, process
 from training.core.errors import UserError
 from training.runs.events import EventLog, read_events
@@ -74,11 +73,6 @@ def test_runs_are_listed_newest_first_and_shown(run: RunFolder, capsys: pytest.C
     assert [found.id for found in all_runs()] == [other.id, run.id]
     assert main(["runs"]) == 0 and main(["runs", "latest"]) == 0
     assert f"make resume RUN={other.id}" in capsys.readouterr().err
-
-
-def test_the_curve_falls_with_the_values():
-    assert sparkline([8.0, 4.0, 2.0, 1.0], width=4) == "█▄▂▁"
-    assert sparkline([]) == "" and len(sparkline([1.0] * 100)) == 40
 
 
 def test_of_runs_begun_in_one_second_the_last_is_the_newest():

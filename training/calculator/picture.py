@@ -1,45 +1,26 @@
-"""Pictures: a step's memory over time, and a sweep as a heat-map. One input gives the same bytes each time.
-
-matplotlib is imported when a picture is drawn, and draws without a screen. The colours are told apart by people who see
-few of them (Okabe and Ito's set; cividis).
-"""
+"""Pictures: a step's memory over time, and a sweep as a heat-map (in cividis, which all people see alike)."""
 
 from __future__ import annotations
 
-import io
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.calculator.sweep import Cell
 from training.calculator.timeline import Timeline
-from training.core import files
+from training.core import figure
 from training.core.errors import UserError
 from training.core.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_SUFFIXES = (".png", ".svg")
 _GIB = 1 << 30
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
 _FAR = 4
 """A device that has more than this many times what is reserved is told, not drawn, so that the step can be seen."""
 _MOST_POINTS = 400
 _MOST_PANELS = 12
-_STYLE = {"svg.hashsalt": "trainyard", "svg.fonttype": "none", "font.size": 8}
-
-
-def require_kind(path: Path) -> None:
-    """Raise UserError unless the file's name says what kind of picture it is to be."""
-    if path.suffix not in _SUFFIXES:
-        raise UserError(
-            "a picture is PNG or SVG, by the file's name", where="--plot", found=path.name,
-            expected=" or ".join(f"a name that ends in {suffix}" for suffix in _SUFFIXES),
-        )  # fmt: skip
 
 
 # ---- a step over time
@@ -67,12 +48,12 @@ def draw_step(timeline: Timeline, path: Path, *, title: str, usable_bytes: int |
     """Draw what is allocated and reserved over the events of a step, and what the device has, less its context."""
     highest = max(timeline.reserved_bytes)
     unit, name = (_GIB, "GiB") if highest >= _GIB else (1 << 20, "MiB")
-    with _drawing(path, caption(timeline), width_inches=8.0, height_inches=3.4) as figure:
-        axes = figure.add_subplot()
+    with figure.drawing(path, caption(timeline), width_inches=8.0, height_inches=3.4) as drawn:
+        axes = drawn.add_subplot()
         events, allocated, reserved = zip(*points(timeline), strict=True)
         allocated, reserved = ([one / unit for one in counts] for counts in (allocated, reserved))
-        axes.fill_between(events, allocated, step="post", color=_BLUE, alpha=0.4, linewidth=0, label="allocated")
-        axes.plot(events, reserved, drawstyle="steps-post", color=_ORANGE, linewidth=1.4, label="reserved")
+        axes.fill_between(events, allocated, step="post", color=figure.BLUE, alpha=0.4, linewidth=0, label="allocated")
+        axes.plot(events, reserved, drawstyle="steps-post", color=figure.ORANGE, linewidth=1.4, label="reserved")
         if usable_bytes is not None:
             is_near = usable_bytes < _FAR * highest
             label = f"usable for tensors: {format_bytes(usable_bytes)}" + ("" if is_near else ", far above")
@@ -120,9 +101,9 @@ def draw_sweep(cells: Sequence[Cell], path: Path) -> None:
     size = len(rows) * len(columns)
     shares = [_share(cell, cells) for cell in cells]
     inches = {"width_inches": wide * (1.4 + 1.1 * len(columns)), "height_inches": high * (1.3 + 0.6 * len(rows))}
-    with _drawing(path, f"{len(cells)} estimates", **inches) as figure:
+    with figure.drawing(path, f"{len(cells)} estimates", **inches) as drawn:
         for number, panel in enumerate(panels):
-            axis = figure.add_subplot(high, wide, number + 1)
+            axis = drawn.add_subplot(high, wide, number + 1)
             part = slice(number * size, (number + 1) * size)
             _heat(axis, cells[part], shares[part], len(columns))
             axis.set_xticks(range(len(columns)), columns)
@@ -155,22 +136,3 @@ def _heat(axis: Axes, cells: Sequence[Cell], shares: Sequence[float], width: int
         words = f"{cell.fit.estimate.peak.device_bytes / _GIB:.2f} GiB\n{cell.fit.verdict or ''}".strip()
         colour = "black" if share > 0.8 else "white"
         axis.text(place % width, place // width, words, ha="center", va="center", color=colour)
-
-
-# ---- files
-
-
-@contextmanager
-def _drawing(path: Path, description: str, *, width_inches: float, height_inches: float) -> Iterator[Figure]:
-    """A figure that is written at the end, without the date and the version that would differ each time."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    require_kind(path)
-    stream, kind = io.BytesIO(), path.suffix[1:]
-    unwanted = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(max(width_inches, 4.0), max(height_inches, 2.2)), layout="constrained")
-        yield figure
-        figure.savefig(stream, format=kind, dpi=120, metadata={"Description": description, **unwanted})
-    files.write_bytes(path, stream.getvalue())

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
     ranks = _ranks(args)
     if args.plot:
-        from training.calculator import picture
+        from training.core import figure
 
-        picture.require_kind(Path(args.plot))
+        figure.require_kind(Path(args.plot))
     if args.sweep:
         return _sweep(args, report, ranks)
     resolved = load(Path(args.config), args.overrides)

@@ -2,13 +2,12 @@
 
 import argparse
 
+from training.core.chart import sparkline
 from training.core.log import say
 from training.core.report import Report
 
 SUMMARY = "list the runs, or show one with its loss curve"
 EXAMPLE = "make runs RUN=latest"
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +63,3 @@ def _describe(folder) -> dict:
         "best_checkpoint": best.read_text().split('"')[3] if best.exists() else None,
         "curve": sparkline(losses),
     }
-
-
-def sparkline(values: list[float], width: int = 40) -> str:
-    """Draw values as blocks, the mean of each of `width` equal parts, from the lowest to the highest."""
-    if not values:
-        return ""
-    parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
-    means = [sum(part) / len(part) for part in parts if part]
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    return "".join(_BLOCKS[min(7, int(8 * (mean - low) / span))] for mean in means)
