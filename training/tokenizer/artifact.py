@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 KIND = "tokenizer"
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 MANIFEST_IN_CHECKPOINT = "tokenizer_manifest.json"
 
 BOS, EOS, PAD, TURN_START, TURN_END = "<|bos|>", "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (BOS, EOS, PAD, TURN_START, TURN_END)
+_ROLES = {"bos": BOS, "eos": EOS, "pad": PAD}
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,49 @@ class Tokenizer:
         return self.manifest["add_bos"]
 
     @property
-    def bos_id(self) -> int:
-        return self.manifest["specials"][BOS]
+    def specials(self) -> dict[str, int]:
+        """Its control tokens: the id of each text."""
+        return self.manifest["specials"]
 
     @property
-    def eos_id(self) -> int:
-        return self.manifest["specials"][EOS]
+    def roles(self) -> dict[str, str | None]:
+        """The texts of `bos`, `eos` and `pad`; None where it has none."""
+        return self.manifest.get("roles", _ROLES)
 
     @property
-    def pad_id(self) -> int:
-        return self.manifest["specials"][PAD]
+    def bos_id(self) -> int | None:
+        return self._id_of("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._id_of("eos")
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._id_of("pad")
+
+    def _id_of(self, role: str) -> int | None:
+        text = self.roles[role]
+        return None if text is None else self.specials[text]
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """Its chat template's Jinja; None where it has none."""
+        path = self.folder / TEMPLATE
+        return path.read_text() if path.is_file() else None
+
+    @cached_property
+    def num_bytes_V(self) -> "np.ndarray":
+        """Bytes of the text that each id is written as, control tokens too; int64, shape (vocab_size,)."""
+        import numpy as np
+
+        content = files.read_json(self.folder / TOKENIZER)
+        counts_V = np.zeros(self.vocab_size, np.int64)
+        for entry, index in content["model"]["vocab"].items():
+            counts_V[index] = len(entry)  # one character a byte in a byte-level vocabulary
+        for token in content.get("added_tokens", []):
+            counts_V[token["id"]] = len(token["content"].encode())
+        return counts_V
 
     @property
     def dtype(self) -> "np.dtype":
@@ -84,20 +119,33 @@ class Tokenizer:
         return library
 
     def encode_documents(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode whole documents, on all cores: BOS, the text's ids, EOS, of type `dtype`.
+        """Encode whole documents, on all cores: BOS where it has one, the text's ids, EOS, of type `dtype`.
 
         Special tokens written out in a text are encoded as plain text, never as control tokens.
         """
+        first = [] if self.bos_id is None else [self.bos_id]
+        return [self._framed(first, ids, [self.eos_id]) for ids in self._plain(texts)]
+
+    def encode_plain(self, texts: list[str]) -> list["np.ndarray"]:
+        """Encode texts, on all cores, with nothing added; special tokens written out are plain text."""
+        return [self._framed([], ids, []) for ids in self._plain(texts)]
+
+    def encode_rendered(self, texts: list[str]) -> list["np.ndarray"]:
+        """Encode rendered conversations, on all cores: special tokens are recognised and nothing is added (B31)."""
+        encodings = self._for_prompts.encode_batch_fast(texts, add_special_tokens=False)
+        return [self._framed([], encoding.ids, []) for encoding in encodings]
+
+    def _plain(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._for_documents.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def _framed(self, first: list[int], ids: list[int], last: list[int]) -> "np.ndarray":
         import numpy as np
 
-        encodings = self._for_documents.encode_batch_fast(texts, add_special_tokens=False)
-        result = []
-        for encoding in encodings:
-            ids = encoding.ids
-            document = np.empty(len(ids) + 2, self.dtype)
-            document[0], document[1:-1], document[-1] = self.bos_id, ids, self.eos_id
-            result.append(document)
-        return result
+        framed = np.empty(len(first) + len(ids) + len(last), self.dtype)
+        framed[: len(first)], framed[len(framed) - len(last) :] = first, last
+        framed[len(first) : len(framed) - len(last)] = ids
+        return framed
 
     def encode(self, text: str) -> list[int]:
         """Encode a prompt as the server does: special tokens are recognised, BOS comes first where `add_bos`."""
@@ -108,7 +156,9 @@ class Tokenizer:
         return self._for_prompts.decode(list(ids), skip_special_tokens=False)
 
     def copy_to(self, folder: Path) -> None:
-        """Write the three files into a checkpoint's folder."""
+        """Write its files into a checkpoint's folder."""
+        if self.chat_template is not None:
+            shutil.copyfile(self.folder / TEMPLATE, folder / TEMPLATE)
         shutil.copyfile(self.folder / TOKENIZER, folder / TOKENIZER)
         shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
         files.write_json(folder / MANIFEST_IN_CHECKPOINT, self.manifest)

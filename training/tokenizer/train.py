@@ -15,10 +15,10 @@ from pathlib import Path
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.tokenizer import artifact, measure, pretokenizers
+from training.tokenizer import artifact, measure, pretokenizers, template
 
 _logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
@@ -146,6 +146,7 @@ def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str,
     text = library.to_str(pretty=True)
     files.write_text(folder / artifact.TOKENIZER, text)
     files.write_json(folder / artifact.CONFIG, _transformers_config())
+    files.write_text(folder / artifact.TEMPLATE, template.CHATML)
     vocab_size = library.get_vocab_size(with_added_tokens=True)
     if vocab_size < settings.vocab_size:
         _logger.warning("the text gave only %d of %d vocabulary entries", vocab_size, settings.vocab_size)
