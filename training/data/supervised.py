@@ -16,7 +16,7 @@ import numpy as np
 from training.core.errors import UserError
 from training.data import record
 from training.data.chat import Renderer
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.template import Template
 
@@ -70,7 +70,7 @@ class Encoder:
     def _control_texts(self) -> list[str]:
         return [text for text in self.tokenizer.specials if text]
 
-    def _leave_out(self, reason: str, line: int, value: dict, found: str, expected: str, lever: str = "") -> None:
+    def _leave_out(self, reason: str, line: int, value: dict, found: str, expected: str, way_out: str = "") -> None:
         """Count a record that cannot be used. Raises UserError where the settings refuse it."""
         self.counts[reason] += 1
         policy = self.settings.overlong if reason == _TOO_LONG else self.settings.on_error
@@ -79,7 +79,7 @@ class Encoder:
             raise UserError(
                 f"a record cannot be trained on ({reason.replace('_', ' ')})",
                 where=f"{self.place}:{line + 1}{named}", found=found, expected=expected,
-                next_command=lever or "the same command with data.on_error=drop in ARGS",
+                next_command=way_out or lever("on_error", "drop"),
             )  # fmt: skip
 
     def _encoded(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
@@ -156,8 +156,8 @@ class Encoder:
             ids, trained = self._shortened(ids, trained, value)
         if len(ids) > self.settings.seq_len:
             found = f"{len(ids)} tokens, {int(trained.sum())} of them trained"
-            lever = f"the same command with data.seq_len={len(ids)} or data.overlong=left in ARGS"
-            self._leave_out(_TOO_LONG, line, value, found, f"at most data.seq_len={self.settings.seq_len}", lever)
+            expected = f"at most data.seq_len={self.settings.seq_len}; or data.overlong=left or drop"
+            self._leave_out(_TOO_LONG, line, value, found, expected, lever("seq_len", len(ids)))
             return None
         if not trained.any():
             self._leave_out(_UNTRAINED, line, value, "no label", "an assistant's answer to train on")
