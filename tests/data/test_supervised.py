@@ -156,6 +156,13 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     assert samples == [] and encoder.counts["too_long"] == 1
 
 
+def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
+    """B19: 96 trained tokens that are all of the first answer do not keep a record."""
+    value = talk("q", "z9 " * 100, "r", "last")
+    samples, encoder = encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=200, overlong="left"), value)
+    assert samples == [] and encoder.counts["too_long"] == 1
+
+
 def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     """B21: the prompt is cut, the completion and its end stay."""
     value = {"prompt": "p " * 50 + "last", "completion": "done"}
