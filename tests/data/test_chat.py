@@ -57,7 +57,7 @@ def test_thinking_that_is_switched_off_is_prompt_and_a_real_thought_is_answer():
     assert answers(templates.SWITCHED_THINKING, plain, TURN) == ["A<|im_end|>", "B<|im_end|>"]
     thoughtful = answers(templates.SWITCHED_THINKING, THOUGHTS, TURN)
     assert thoughtful == ["A<|im_end|>", "<think>\ns\n</think>\n\nB<|im_end|>"]
-    prompt = Renderer(Template(templates.SWITCHED_THINKING, {}), TURN).prompt([user("u1")])
+    prompt = Template(templates.SWITCHED_THINKING, {}).render([user("u1")], with_prompt=True)
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 

@@ -114,7 +114,8 @@ def test_a_split_that_gives_no_tokens_is_shown_as_records(look, tmp_path, capsys
 @pytest.mark.parametrize(
     ("options", "words"),
     [(["--at", "9999"], "no such record"), (["--split", "test_postcutoff"], "no test_postcutoff split"),
-     (["--plot", "x.jpg"], "PNG or SVG"), (["data.seq_len=4"], "values without a recipe")],
+     (["--plot", "x.jpg"], "PNG or SVG"), (["data.seq_len=4"], "values without a recipe"),
+     (["--records", "-1"], "not a number of records")],
 )  # fmt: skip
 def test_bad_arguments_are_told(chat, capsys, options, words):
     assert main(["data-peek", str(chat.folder), *options]) == 2

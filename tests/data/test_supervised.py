@@ -111,6 +111,24 @@ def test_a_record_that_the_template_refuses_is_told_or_counted(tokenizer):
     assert len(samples) == 1 and encoder.counts["not_rendered"] == 1
 
 
+@pytest.mark.parametrize("source", ["{% for", "{{ strftime_now('%Y') }}", None], ids=["no Jinja", "clock", "none"])
+def test_a_template_that_renders_nothing_is_no_records_fault(tokenizer, source):
+    """Leaving records out would hide the reason."""
+    if source is None:
+        (tokenizer.folder / TEMPLATE).unlink()
+    else:
+        (tokenizer.folder / TEMPLATE).write_text(source)
+    with pytest.raises(UserError, match="chat template") as caught:
+        encode(dataclasses.replace(tokenizer), dataclasses.replace(ANSWERS, on_error="drop"), talk("q", "a"))
+    assert "a record" not in caught.value.what
+
+
+@pytest.mark.parametrize("values", [{"seq_len": 0}, {"template_date": "2026-99-99"}, {"overlong": "cut"}])
+def test_settings_that_mean_nothing_are_refused(values):
+    with pytest.raises(UserError):
+        Settings(**values)
+
+
 # ---- length
 
 

@@ -1,9 +1,11 @@
 """Rendering as transformers renders: the same text to the byte, for templates of every way."""
 
+import datetime
+
 import pytest
 
 from tests.data import templates
-from training.core.errors import UserError
+from training.core.errors import IntegrityError, UserError
 from training.tokenizer.template import CHATML, Template, render
 
 MESSAGES = [
@@ -40,4 +42,12 @@ def test_a_prompt_ends_where_the_answer_begins():
 
 def test_a_template_cannot_reach_out_of_its_sandbox():
     with pytest.raises(UserError, match="cannot render"):
-        render("{{ messages.__class__.__mro__[1].__subclasses__() }}", MESSAGES)
+        Template("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render(MESSAGES)
+
+
+def test_a_served_models_own_template_is_rendered_as_its_server_does():
+    """Today's date, no word about thinking; what cannot be rendered is the model's fault, not an argument's."""
+    assert render(templates.CLOCK, MESSAGES[:1]).startswith(f"{datetime.date.today():%d %b %Y}<|user|>")
+    assert render(templates.SWITCHED_THINKING, MESSAGES[:1]).endswith("<|im_start|>assistant\n")
+    with pytest.raises(IntegrityError, match="cannot be rendered"):
+        render("{% for", MESSAGES)

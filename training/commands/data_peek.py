@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seq-len", type=int, default=Settings.seq_len, help="the most tokens of such a record (default %(default)s)")
     add("--overlong", choices=OVERLONG, default="drop", help="what becomes of a longer one (default %(default)s)")
     add("--on-error", choices=ON_ERROR, default="refuse", help="and of one that cannot be used (default %(default)s)")
+    add("--template-date", metavar="YYYY-MM-DD", help="the day that a chat template which reads the clock is told")
     add("--config", metavar="FILE", help="take the tokenizer and all of these from a recipe instead")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
     add("--records", type=int, default=3, help="how many examples are drawn (default %(default)s)")
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.data import dataset, peek_view
     from training.data.peek import Peek
 
+    if args.records < 0:
+        raise UserError("not a number of records", where="--records", found=args.records, next_command=EXAMPLE)
     if args.plot:
         figure.require_kind(Path(args.plot))
     data = dataset.load(dataset.resolve(args.dataset))
@@ -81,7 +84,7 @@ def _settings(args: argparse.Namespace) -> tuple:
         return args.tokenizer or recipe.tokenizer.path, Settings.of(recipe.data)
     if args.overrides:
         raise UserError("values without a recipe", found=" ".join(args.overrides), next_command=EXAMPLE)
-    return args.tokenizer, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error)
+    return args.tokenizer, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error, args.template_date)
 
 
 def _lines(args: argparse.Namespace, look) -> list[int]:
@@ -102,7 +105,7 @@ def _report(report: Report, look, figures: dict) -> None:
         share = trained / max(1, look.tokens.num_tokens)
         report.add("tokens", f"{look.tokens.num_tokens:,} of {look.tokenizer.name}, {share:.1%} of them trained")
         report.add("folder", look.tokens.folder)
-    for reason, count in figures.get("left_out", {}).items():
+    for reason, count in (figures.get("left_out", {}) | {"shortened": figures.get("shortened", 0)}).items():
         if count:
             report.add(reason.replace("_", " "), f"{count} records")
     spread = "  ".join(f"{name} {value}" for name, value in peek_view.percentiles(look).items())

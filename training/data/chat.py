@@ -56,10 +56,6 @@ class Renderer:
         text = self.template.render(messages)
         return text, self._places(messages, range(len(messages)), text)
 
-    def prompt(self, messages: Sequence[dict]) -> str:
-        """The text up to where the next answer begins."""
-        return self.template.render(messages, with_prompt=True)
-
     # ---- answers by marks of our own
 
     def _answers(self, messages: Sequence[dict], text: str) -> list[Span]:
@@ -84,16 +80,11 @@ class Renderer:
             first, last = chr(base + 2 * number), chr(base + 2 * number + 1)
             marked[index]["content"] = _mark(messages[index]["content"], first, last)
         rendered = self.template.render(marked)
+        ours = re.compile(f"[{chr(base)}-{chr(base + 2 * max(1, len(turns)) - 1)}]")
         found: dict[int, list[int]] = {}
-        plain, position = [], 0
-        for character in rendered:
-            if base <= ord(character) < base + 2 * len(turns):
-                found.setdefault(ord(character) - base, []).append(position)
-            else:
-                plain.append(character)
-                position += 1
-        whole = all(2 * number + 1 in found and 2 * number in found for number in range(len(turns)))
-        if "".join(plain) != text or not whole:
+        for number, mark in enumerate(ours.finditer(rendered)):
+            found.setdefault(ord(mark[0]) - base, []).append(mark.start() - number)
+        if ours.sub("", rendered) != text or not all(mark in found for mark in range(2 * len(turns))):
             raise UserError(
                 "the chat template rewrites answers, so that what an assistant says cannot be told from its prompt",
                 where="the chat template", found="an answer that is cut, changed or left out",

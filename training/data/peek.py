@@ -178,12 +178,10 @@ class Peek:
         is_trained = self._labels(start, end, ids)
         controls = set(self.tokenizer.specials.values())
         pieces = zip(ids, is_trained, self._origins(value, ids), strict=True)
-        return tuple(
-            Piece(
-                one, self.tokenizer.decode([one]), bool(flag), one in controls, "control" if one in controls else origin
-            )
-            for one, flag, origin in pieces
-        )
+        return tuple(self._piece(one, bool(flag), one in controls, origin) for one, flag, origin in pieces)
+
+    def _piece(self, one: int, is_trained: bool, is_control: bool, origin: str) -> Piece:
+        return Piece(one, self.tokenizer.decode([one]), is_trained, is_control, "control" if is_control else origin)
 
     def _origins(self, value: dict, ids: list[int]) -> list[str]:
         """What of the record each token is of; where its contents cannot be followed, nothing is said."""

@@ -76,9 +76,8 @@ def percentiles(look: Peek) -> dict[str, int]:
     if not len(look.lengths):
         return {}
     points = np.percentile(look.lengths, _PERCENTILES, method="higher")
-    return {f"p{name}": int(value) for name, value in zip(_PERCENTILES, points, strict=True)} | {
-        "max": int(look.lengths.max())
-    }
+    named = {f"p{name}": int(value) for name, value in zip(_PERCENTILES, points, strict=True)}
+    return named | {"max": int(look.lengths.max())}
 
 
 def length_lines(look: Peek) -> list[str]:
@@ -91,7 +90,7 @@ def length_lines(look: Peek) -> list[str]:
 
 
 def draw_lengths(look: Peek, path: Path) -> None:
-    """Draw the histogram of lengths, and where each percentile lies."""
+    """Draw the histogram of lengths, with the percentiles in its title."""
     found = peek.histogram(look.lengths)
     title = f"{look.data.reference}, {look.split}: {len(look.lengths)} records"
     inches = {"width_inches": 1.5 + 0.42 * len(found.counts), "height_inches": 3.2}
@@ -109,9 +108,7 @@ def draw_lengths(look: Peek, path: Path) -> None:
 def example_lines(example: Example, tokenizer: Tokenizer | None, *, colour: bool, with_ids: bool) -> list[str]:
     """One record: what it is, its text with the trained part marked, and, if asked for, a line a token."""
     value = example.value
-    about = "  ".join(
-        f"{key} {printable(str(value[key]))}" for key in ("id", "source", "group", "date") if key in value
-    )
+    about = "  ".join(f"{key} {printable(str(value[key]))}" for key in _SHOWN_KEYS if key in value)
     if not example.pieces:
         missing = "" if tokenizer is None else " (left out: it gives no tokens under these settings)"
         return [f"── {example.place}{missing}  {about}".rstrip(), *_texts(value)]

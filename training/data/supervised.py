@@ -24,9 +24,10 @@ KEPT_ANSWER_TOKENS = 96
 """A shortened record keeps this much of its answer, or the whole (R14)."""
 _CUT = "[...]"
 _BATCH_RECORDS = 512
-_TOO_LONG, _CONTROL, _UNRENDERED, _UNTRAINED, _SHORTENED = (
-    "too_long", "control_token_in_text", "not_rendered", "nothing_trained", "shortened",
+_TOO_LONG, _CONTROL, _UNRENDERED, _UNTRAINED = LEFT_OUT = (
+    "too_long", "control_token_in_text", "not_rendered", "nothing_trained",
 )  # fmt: skip
+_SHORTENED = "shortened"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Encoder:
 
     def __init__(self, form: str, tokenizer: Tokenizer, settings: Settings, place: str = "record"):
         self.form, self.tokenizer, self.settings, self.place = form, tokenizer, settings, place
-        self.counts: Counter[str] = Counter(dict.fromkeys((_TOO_LONG, _CONTROL, _UNRENDERED, _UNTRAINED), 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys((*LEFT_OUT, _SHORTENED), 0))
         self.several_answers = 0
 
     # ---- records in, samples out
@@ -95,10 +96,10 @@ class Encoder:
         return renderer(self.tokenizer, self.settings.template_date)
 
     def _conversations(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
-        rendered = []
+        rendered, renderer = [], self._renderer
         for line, value in batch:
             try:
-                rendered.append((line, value, self._renderer.render(value["messages"])))
+                rendered.append((line, value, renderer.render(value["messages"])))
             except UserError as error:
                 self._leave_out(_UNRENDERED, line, value, f"{error.what}: {error.found}", str(error.expected))
         all_ids = self.tokenizer.encode_rendered([conversation.text for *_, conversation in rendered])
@@ -154,6 +155,7 @@ class Encoder:
         """A sample no longer than the limit; None for a record that is left out."""
         if len(ids) > self.settings.seq_len and self.settings.overlong == "left":
             ids, trained = self._shortened(ids, trained, value)
+            self.counts[_SHORTENED] += len(ids) <= self.settings.seq_len
         if len(ids) > self.settings.seq_len:
             found = f"{len(ids)} tokens, {int(trained.sum())} of them trained"
             expected = f"at most data.seq_len={self.settings.seq_len}; or data.overlong=left or drop"
@@ -166,7 +168,6 @@ class Encoder:
 
     def _shortened(self, ids: np.ndarray, trained: np.ndarray, value: dict) -> tuple[np.ndarray, np.ndarray]:
         """Shorten what was asked, then, where that is not enough, the answer's end; it may be too long still."""
-        self.counts[_SHORTENED] += 1
         if self.form == "messages":
             ids, trained = self._shorter_conversation(ids, trained, value["messages"])
         else:
@@ -217,7 +218,9 @@ def renderer(tokenizer: Tokenizer, template_date: str | None) -> Renderer:
             expected='a template for records of the form {"messages"}',
         )  # fmt: skip
     specials = {f"{role}_token": tokenizer.roles[role] for role in ("bos", "eos") if tokenizer.roles[role] is not None}
-    return Renderer(Template(tokenizer.chat_template, specials, template_date), list(tokenizer.specials))
+    template = Template(tokenizer.chat_template, specials, template_date)
+    template.check()
+    return Renderer(template, list(tokenizer.specials))
 
 
 def _has_tools(value: dict) -> bool:

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 
 from training.core import files
 from training.core.errors import UserError
+from training.data.record import is_date
 from training.recipe.model import Data
 
 LOSS_ON = ("all", "completion", "assistant")
 OVERLONG = ("drop", "left", "refuse")
 ON_ERROR = ("refuse", "drop")
+_FEWEST_TOKENS = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Settings:
         for name, known in known_values.items():
             if (value := getattr(self, name)) not in known:
                 raise UserError(f"no such {name}", found=value, expected=", ".join(known))
+        if self.seq_len < _FEWEST_TOKENS:
+            raise UserError("too few tokens for a record", found=self.seq_len, expected=f"{_FEWEST_TOKENS} or more")
+        if self.template_date is not None and not is_date(self.template_date):
+            raise UserError("not a day", found=self.template_date, expected="a day such as 2026-01-31")
 
     @classmethod
     def of(cls, data: Data) -> "Settings":

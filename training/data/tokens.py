@@ -21,7 +21,6 @@ from training.core import files, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
-from training.data import supervised
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
 from training.data.supervision import Settings, lever
@@ -49,7 +48,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> "np.ndarray":
-        """All ids, flat, of the manifest's `dtype`: BOS document EOS BOS document EOS ..."""
+        """All ids, flat, of the manifest's `dtype`; of texts BOS document EOS BOS document EOS ..."""
         return self._map("tokens", self.manifest["dtype"])
 
     @cached_property
@@ -59,7 +58,7 @@ class TokenSplit:
 
     @cached_property
     def text_bytes(self) -> "np.ndarray":
-        """UTF-8 bytes of each document's text: uint64, num_documents."""
+        """UTF-8 bytes of the text that each document's labels stand for: uint64, num_documents."""
         return self._map("text_bytes", "<u8")
 
     @cached_property
@@ -145,7 +144,8 @@ def _require_form(dataset: Dataset, settings: Settings | None) -> None:
 
 def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
     text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
-    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * tokenizer.dtype.itemsize)
+    label_bytes = int(dataset.form != TEXT_FORM)
+    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * (tokenizer.dtype.itemsize + label_bytes))
     files.require_space(folder, needed_bytes, "the tokens")
 
 
@@ -176,6 +176,8 @@ def _write_texts(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: st
 
 
 def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Settings, split: str) -> dict:
+    from training.data import supervised
+
     encoder = supervised.Encoder(dataset.form, tokenizer, settings, f"{dataset.reference} {split}.jsonl")
     lines, num_trained = array("I"), 0
     with _Shard(folder, dataset, split) as shard, open(folder / f"{split}.trained.bin", "wb") as labels:
@@ -183,16 +185,15 @@ def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, setting
         while batch := list(itertools.islice(samples, _BATCH_SAMPLES)):
             shard.write([sample.ids for sample in batch], [sample.text_bytes for sample in batch])
             for sample in batch:
-                sample.trained.tofile(labels)
+                labels.write(sample.trained.data)
                 num_trained += int(sample.trained.sum())
             lines.extend(sample.line for sample in batch)
-    with open(folder / f"{split}.records.bin", "wb") as output:
-        lines.tofile(output)
-    longest = int(shard.longest)
-    figures = shard.figures() | {"trained_tokens": num_trained, "left_out": dict(encoder.counts)}
-    figures["several_answers"] = encoder.several_answers
+    (folder / f"{split}.records.bin").write_bytes(lines)
+    left_out = {reason: encoder.counts[reason] for reason in supervised.LEFT_OUT}
+    figures = shard.figures() | {"trained_tokens": num_trained, "left_out": left_out}
+    figures |= {"shortened": encoder.counts["shortened"], "several_answers": encoder.several_answers}
     if lines:
-        figures["tokens_per_record"]["longest"] = f"{split}.jsonl:{lines[longest] + 1}"
+        figures["tokens_per_record"]["longest"] = f"{split}.jsonl:{lines[shard.longest] + 1}"
     return figures
 
 
@@ -240,14 +241,15 @@ class _Shard:
         self._output.close()
         offsets = np.zeros(len(self._lengths) + 1, "<u8")
         np.cumsum(self._lengths, out=offsets[1:])
-        offsets.tofile(self._folder / f"{self._split}.offsets.bin")
-        np.array(self._text_bytes, "<u8").tofile(self._folder / f"{self._split}.text_bytes.bin")
+        (self._folder / f"{self._split}.offsets.bin").write_bytes(offsets)
+        (self._folder / f"{self._split}.text_bytes.bin").write_bytes(self._text_bytes)
 
     def write(self, documents: list, text_bytes: list[int]) -> None:
         """Append documents, arrays of ids, and the bytes of text of each."""
         import numpy as np
 
-        np.concatenate(documents).tofile(self._output)
+        # A file's own write, since numpy's tells of a full disk without saying so.
+        self._output.write(np.concatenate(documents).data)
         self._lengths.extend(map(len, documents))
         self._text_bytes.extend(text_bytes)
         self._num_tokens += sum(map(len, documents))

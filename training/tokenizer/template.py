@@ -1,4 +1,4 @@
-"""A chat template rendered as transformers renders it: the same sandbox, extensions and globals, by its own function.
+"""A chat template rendered as transformers renders it: in the same sandbox, with the same extensions and globals.
 
 Owns what goes in: the names of BOS and EOS, thinking switched off where the template knows the flag (R13), and no
 clock: a template that asks for the date gets a stated one or is refused. Marks of `{% generation %}` are kept.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from training.core.errors import UserError
+from training.core.errors import IntegrityError, UserError
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -27,14 +27,18 @@ class Template:
         source: its Jinja.
         specials: `bos_token` and `eos_token`, as text; an absent one is undefined in the template.
         date: `YYYY-MM-DD`, what a template that reads the clock is told; None refuses such a one.
+        thinking: what a template that knows the flag is told; None tells it nothing.
     """
 
     source: str
     specials: Mapping[str, str]
     date: str | None = None
+    thinking: bool | None = False
 
     @cached_property
     def _compiled(self):
+        import jinja2
+
         # Its public function reads the clock and takes no other; the environment is the same.
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -44,7 +48,14 @@ class Template:
                 expected="a pinned date, so that the same records give the same tokens",
                 next_command="the same command with data.template_date=2026-01-31 in ARGS",
             )  # fmt: skip
-        return _compile_jinja_template(self.source)
+        try:
+            return _compile_jinja_template(self.source)
+        except jinja2.TemplateError as error:
+            raise UserError("the chat template is no Jinja", where="the chat template", found=error) from error
+
+    def check(self) -> None:
+        """Raise UserError where no conversation at all could be rendered: the fault is not in a record."""
+        _ = self._compiled
 
     @property
     def marks_answers(self) -> bool:
@@ -79,16 +90,25 @@ class Template:
     @cached_property
     def _variables(self) -> dict:
         variables = {**self.specials, "tools": None, "documents": None}
-        if "enable_thinking" in self.source:
-            variables["enable_thinking"] = False
+        if "enable_thinking" in self.source and self.thinking is not None:
+            variables["enable_thinking"] = self.thinking
         if self.date is not None:
             variables[_CLOCK] = datetime.datetime.fromisoformat(self.date).strftime
         return variables
 
 
-def render(template: str, messages: Sequence[dict], specials: Mapping[str, str] | None = None) -> str:
-    """The text of a conversation up to the answer. Raises UserError where the template cannot be rendered."""
+def render(template: str, messages: Sequence[dict]) -> str:
+    """The text of a conversation up to the answer, as a server renders it today.
+
+    Raises IntegrityError where the template that a model brings cannot be rendered.
+    """
     from training.tokenizer.artifact import BOS, EOS
 
-    named = {"bos_token": BOS, "eos_token": EOS} if specials is None else specials
-    return Template(template, named).render(messages, with_prompt=True)
+    today = datetime.date.today().isoformat()
+    try:
+        return Template(template, {"bos_token": BOS, "eos_token": EOS}, today, None).render(messages, with_prompt=True)
+    except UserError as error:
+        raise IntegrityError(
+            "the chat template of training cannot be rendered", found=error.found, expected="a Jinja template",
+            next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
+        ) from error  # fmt: skip
