@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def test_a_step_that_fails_ends_the_round_with_its_own_code():
     with pytest.raises(StepFailed) as failure:
         run_step("1. Nothing", ["runs", "no-such-run"])
     assert failure.value.exit_code == 2 and "no such run" in str(failure.value)
+
+
+@pytest.mark.parametrize("way", ["exec sleep 30", "trap 'exit 0' INT; sleep 30 & wait"], ids=["dies", "ends well"])
+def test_a_step_that_is_interrupted_is_no_failure_whatever_it_makes_of_the_signal(tmp_path, monkeypatch, way):
+    """In its first moments a step dies of the signal itself; in its last ones it may still end with 0."""
+    step = tmp_path / "step"
+    step.write_text(f"#!/bin/sh\n{way}\n")
+    step.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(step))
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt, match="run the same command again"):
+        run_step("1. Interrupted", ["runs"])
+    timer.join()
 
 
 @pytest.mark.slow

@@ -22,7 +22,10 @@ log.configure()
 service, model, port, smoke, reports = sys.argv[1:]
 request = Request(model, service=service, port=int(port), smoke=Path(smoke), budget_seconds=20.0)
 print("go", flush=True)
-evaluation = evaluate(request, Path(reports))
+try:
+    evaluation = evaluate(request, Path(reports))
+except KeyboardInterrupt:  # SIGTERM too; the command line ends alike
+    sys.exit(130)
 sys.exit(evaluation.document["exit_code"])
 """
 

@@ -50,19 +50,22 @@ def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, env=environment, process_group=0, preexec_fn=_die_with_parent
     )
-    output = _wait(child)
-    document = json.loads(output) if output.strip() else {}
-    if child.returncode == INTERRUPTED_EXIT_CODE:
+    output, was_interrupted = _wait(child)
+    # One that is told in its first moments dies of the signal itself, and one in its last may still end well.
+    if was_interrupted or child.returncode == INTERRUPTED_EXIT_CODE:
         raise KeyboardInterrupt(f"in {arguments[0]}; run the same command again to go on")
+    document = json.loads(output) if output.strip() else {}
     if child.returncode != 0:
         raise StepFailed(arguments, child.returncode, document)
     return document, time.monotonic() - started
 
 
-def _wait(child: subprocess.Popen) -> bytes:
-    """Wait for the child, passing each interrupt on to it."""
+def _wait(child: subprocess.Popen) -> tuple[bytes, bool]:
+    """Wait for the child, passing each interrupt on to it; what it said, and whether there was one."""
+    was_interrupted = False
     while True:
         try:
-            return child.communicate()[0]
+            return child.communicate()[0], was_interrupted
         except KeyboardInterrupt:
+            was_interrupted = True
             child.send_signal(signal.SIGINT)
