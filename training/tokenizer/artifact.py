@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.core import files, paths, store
 from training.core.errors import IntegrityError
 from training.tokenizer import huggingface
+from training.tokenizer.documents import DocumentEncoder
 from training.tokenizer.huggingface import CONFIG, TEMPLATE, TOKENIZER
 
 if TYPE_CHECKING:
@@ -114,22 +115,21 @@ class Tokenizer:
         return huggingface.open_library(self.folder / TOKENIZER)
 
     @cached_property
-    def _for_documents(self) -> "tokenizers.Tokenizer":
-        return huggingface.open_library(self.folder / TOKENIZER, frozenset(self.specials))
+    def _for_documents(self) -> DocumentEncoder:
+        return DocumentEncoder(self.folder / TOKENIZER, frozenset(self.specials), self.dtype)
 
     def encode_documents(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode whole documents, on all cores: BOS, the text's ids, EOS, of type `dtype`.
+        """Encode whole documents: BOS, the text's ids, EOS, of type `dtype`, read-only.
 
         BOS is left out where there is none or where it is the same token as EOS. Special tokens written out in a text
         are encoded as plain text, never as control tokens.
         """
         import numpy as np
 
-        start = [] if self.bos_id in (None, self.eos_id) else [self.bos_id]
-        result = []
-        for encoding in self._for_documents.encode_batch_fast(texts, add_special_tokens=False):
-            result.append(np.array([*start, *encoding.ids, self.eos_id], self.dtype))
-        return result
+        frame = [[] if self.bos_id in (None, self.eos_id) else [self.bos_id], [self.eos_id]]
+        start, end = (np.array(ids, self.dtype).tobytes() for ids in frame)
+        encode = self._for_documents.encode
+        return [np.frombuffer(b"".join((start, encode(text), end)), self.dtype) for text in texts]
 
     def encode_rendered(self, texts: list[str]) -> list[Rendered]:
         """Encode what a chat template has written: special tokens are recognised, nothing is added."""

@@ -30,20 +30,25 @@ def open_library(path: Path, specials: frozenset[str] | None = None) -> "tokeniz
     Args:
         specials: texts that are never recognised in what is encoded; None recognises every added token.
     """
-    import json
-
-    import tokenizers
-
     document = files.read_json(path)
-    document |= {"truncation": None, "padding": None, "post_processor": None}
     if pretokenizers.is_nfc(document.get("normalizer")):
         document["normalizer"] = None
     if specials is not None:
         for token in document.get("added_tokens", []):
             token["special"] = token["special"] or token["content"] in specials
-    library = tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
+    library = library_of(document)
     library.encode_special_tokens = specials is not None
     return library
+
+
+def library_of(document: dict) -> "tokenizers.Tokenizer":
+    """A tokenizer of the content of a `tokenizer.json`, nothing cut, padded or added."""
+    import json
+
+    import tokenizers
+
+    document = document | {"truncation": None, "padding": None, "post_processor": None}
+    return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
 
 
 def describe(folder: Path) -> dict:
