@@ -70,20 +70,22 @@ def test_no_character_below_the_surrogates_is_cut_in_another_way(name: str):
 
 @pytest.mark.slow
 def test_the_whole_standard_library_has_the_librarys_ids(make_encoder):
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    texts = [
-        path.read_text(errors="replace") for path in sorted(folder.rglob("*.py")) if "site-packages" not in str(path)
-    ]
+    paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    paths = [path for path in paths if "site-packages" not in path.parts]
     for name in pretokenizers.CONFIGURATIONS:
-        encoder, path, specials = make_encoder(name, texts[::40])
-        for text, expected in zip(texts, of_library(path, specials, texts), strict=True):
-            assert ids(encoder, text) == expected
+        texts = [path.read_text(errors="replace") for path in paths[:: 1 if name == "llama-bpe" else 9]]
+        encoder, path, specials = make_encoder(name, texts[::50])
+        library = huggingface.open_library(path, specials)
+        for start in range(0, len(texts), 50):
+            part = texts[start : start + 50]
+            expected = library.encode_batch_fast(part, add_special_tokens=False)
+            assert [encoder.encode(text) for text in part] == [np.array(one.ids, "<u2").tobytes() for one in expected]
 
 
 def test_a_long_text_is_encoded_in_parts_with_the_same_ids(make_encoder):
     for name in ("llama-bpe", "smollm"):
         encoder, path, specials = make_encoder(name)
-        text = "value = 12345  # don't 你好\r\n" * 60_000 + "x" * 3000 + " " * 3000
+        text = "value = 12345  # don't 你好\r\n" * 42_000 + "x" * 3000 + " " * 3000
         assert len(text) > 1 << 20
         assert [ids(encoder, text)] == of_library(path, specials, [text])
 

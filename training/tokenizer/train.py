@@ -8,6 +8,7 @@ settings and the library's version recognises what is already made. Takes iterat
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ _FORMAT_VERSION = 2
 _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
+_LOOK_SECONDS = 0.5
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
 
@@ -126,12 +128,30 @@ def _train(corpus: Corpus, settings: Settings):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer)
+    _interruptible(lambda: library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer))
     bos = artifact.BOS
     library.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, library.token_to_id(bos))]
     )
     return library
+
+
+def _interruptible(work: Callable[[], object]) -> None:
+    """Run the library's work in a thread, so that a signal is heard at once; the process that ends ends the thread."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+    if errors:
+        raise errors[0]
 
 
 def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
