@@ -38,9 +38,11 @@ def of_recipe(recipe: Recipe) -> Longest | None:
 def _tokens_folder(found: Dataset, recipe: Recipe) -> Path | None:
     """Where the data set lies in tokens of the recipe's tokenizer; None where it does not."""
     from training.data import tokens
+    from training.data.supervision import Settings
     from training.tokenizer import artifact
 
     if recipe.tokenizer.path is None:
         return None
-    folder = tokens.folder_of(found, artifact.load(artifact.resolve(recipe.tokenizer.path)))
+    tokenizer = artifact.load(artifact.resolve(recipe.tokenizer.path))
+    folder = tokens.folder_of(found, tokenizer, Settings.of(recipe.data))
     return folder if (folder / files.MANIFEST).is_file() else None

@@ -42,6 +42,9 @@ class Data:
     micro_batch: int
     packing: bool
     loss_on: str
+    overlong: str
+    on_error: str
+    template_date: str | None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ with a token that llama.cpp knows by its text as the end of an answer.
 from dataclasses import dataclass
 
 from training.core.errors import UserError
+from training.tokenizer.template import CHATML
 
 DEFAULT = "chatml"
 
@@ -19,25 +20,14 @@ class ChatTemplate:
     source: str
 
 
-_CHATML = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-_LLAMA_3 = """\
-{%- for message in messages -%}
-{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] + '<|eot_id|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
-{%- endif -%}
-"""
+_LLAMA_3 = (
+    "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' "
+    "+ message['content'] + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
 
 TEMPLATES = {
-    "chatml": ChatTemplate(("<|im_start|>", "<|im_end|>"), _CHATML),
+    "chatml": ChatTemplate(("<|im_start|>", "<|im_end|>"), CHATML),
     "llama-3": ChatTemplate(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
     "none": ChatTemplate((), ""),
 }

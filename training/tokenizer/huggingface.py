@@ -24,20 +24,19 @@ _PROBE = "Don't 12 \u00e9\u4f60\U0001f600\r\n\t x"
 _STRIPS = ("lstrip", "rstrip", "single_word")
 
 
-def open_library(path: Path, specials: frozenset[str] | None = None) -> "tokenizers.Tokenizer":
+def open_library(path: Path, plain: frozenset[str] = frozenset()) -> "tokenizers.Tokenizer":
     """Open a `tokenizer.json` so that text alone decides the ids, as llama.cpp has them.
 
     Args:
-        specials: texts that are never recognised in what is encoded; None recognises every added token.
+        plain: texts of added tokens that are encoded as any other text.
     """
     document = files.read_json(path)
     if pretokenizers.is_nfc(document.get("normalizer")):
         document["normalizer"] = None
-    if specials is not None:
-        for token in document.get("added_tokens", []):
-            token["special"] = token["special"] or token["content"] in specials
+    for token in document.get("added_tokens", []):
+        token["special"] = token["content"] in plain
     library = library_of(document)
-    library.encode_special_tokens = specials is not None
+    library.encode_special_tokens = True  # those flagged special are plain text
     return library
 
 

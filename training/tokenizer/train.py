@@ -19,7 +19,7 @@ from training.core.progress import Progress
 from training.tokenizer import artifact, chat_templates, measure, pretokenizers
 
 _logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9

@@ -1,5 +1,6 @@
-"""Documents encoded pre-token by pre-token: the very ids of the library, on odd text of every kind."""
+"""Text encoded pre-token by pre-token: the very ids of the library, on odd text of every kind."""
 
+import json
 import random
 import sysconfig
 from pathlib import Path
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from training.export.ids import NASTY
-from training.tokenizer import documents, huggingface, pretokenizers
-from training.tokenizer.documents import DocumentEncoder
+from training.tokenizer import encoder as encoders
+from training.tokenizer import huggingface, pretokenizers
+from training.tokenizer.encoder import Encoder
 from training.tokenizer.splitter import Splitter
 
 _ODD = [
@@ -32,7 +34,7 @@ def of_library(path: Path, specials: frozenset[str], texts: list[str]) -> list[l
     return [one.ids for one in library.encode_batch(texts, add_special_tokens=False)]
 
 
-def ids(encoder: DocumentEncoder, text: str) -> list[int]:
+def ids(encoder: Encoder, text: str) -> list[int]:
     return np.frombuffer(encoder.encode(text), "<u2").tolist()
 
 
@@ -40,11 +42,11 @@ def ids(encoder: DocumentEncoder, text: str) -> list[int]:
 def make_encoder(make_tokenizer):
     """A function that gives an encoder, its file and its specials for a pre-tokenizer's name."""
 
-    def make(name: str, texts: list[str] | None = None) -> tuple[DocumentEncoder, Path, frozenset[str]]:
+    def make(name: str, texts: list[str] | None = None) -> tuple[Encoder, Path, frozenset[str]]:
         tokenizer = make_tokenizer(texts, pre_tokenizer=name, vocab_size=900)
         specials = frozenset(tokenizer.specials)
         path = tokenizer.folder / "tokenizer.json"
-        return DocumentEncoder(path, specials, tokenizer.dtype), path, specials
+        return Encoder(path, tokenizer.dtype, specials), path, specials
 
     return make
 
@@ -55,6 +57,23 @@ def test_odd_text_has_the_librarys_ids(make_encoder, name: str):
     texts = [*NASTY, *(odd_text(draw) for _ in range(1500))]
     encoder, path, specials = make_encoder(name, texts[:400])
     assert [ids(encoder, text) for text in texts] == of_library(path, specials, texts)
+
+
+def test_added_tokens_are_found_as_the_library_finds_them(make_encoder):
+    """Also one inside another, two that touch, and blanks beside them."""
+    _, path, specials = make_encoder("llama-bpe")
+    document = json.loads(path.read_text())
+    first = max(document["model"]["vocab"].values()) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    for number, text in enumerate(("kilo", "kilowatt", "watt hour", " x ")):
+        document["added_tokens"].append({"id": first + number, "content": text, **flags})
+    path.write_text(json.dumps(document))
+    draw = random.Random(5)
+    parts = ["kilo", "watt", " hour", " x", " ", "12", "\n", *specials]
+    texts = ["".join(draw.choices(parts, k=draw.randrange(12))) for _ in range(2000)]
+    for plain in (frozenset(), specials):
+        encoder = Encoder(path, np.dtype("<u2"), plain)
+        assert [ids(encoder, text) for text in texts] == of_library(path, plain, texts)
 
 
 @pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)
@@ -91,7 +110,7 @@ def test_a_long_text_is_encoded_in_parts_with_the_same_ids(make_encoder):
 
 
 def test_the_table_stays_within_its_limit(make_encoder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(documents, "_TABLE_BYTES", 30_000)
+    monkeypatch.setattr(encoders, "_TABLE_BYTES", 30_000)
     encoder, path, specials = make_encoder("qwen2")
     texts = [f"word{chr(97 + i % 26)}{chr(97 + i // 26 % 26)} {i}" * 3 for i in range(2000)]
     assert [ids(encoder, text) for text in texts] == of_library(path, specials, texts)
