@@ -2,16 +2,17 @@
 
 import json
 import random
+import re
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from training.export.ids import NASTY
 from training.tokenizer import encoder as encoders
 from training.tokenizer import huggingface, pretokenizers
 from training.tokenizer.encoder import Encoder
+from training.tokenizer.ids import NASTY
 from training.tokenizer.splitter import Splitter
 
 _ODD = [
@@ -77,6 +78,11 @@ def test_added_tokens_are_found_as_the_library_finds_them(make_encoder):
 
 
 @pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)
+def test_every_name_has_a_splitter(name: str):
+    assert Splitter.of(pretokenizers.CONFIGURATIONS[name]) is not None
+
+
+@pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)
 def test_no_character_below_the_surrogates_is_cut_in_another_way(name: str):
     """Each character of the first plane after a letter, a digit, a blank and an apostrophe."""
     splitter, library = Splitter.of(pretokenizers.CONFIGURATIONS[name]), pretokenizers.build(name)
@@ -102,7 +108,7 @@ def test_the_whole_standard_library_has_the_librarys_ids(make_encoder):
 
 
 def test_a_long_text_is_encoded_in_parts_with_the_same_ids(make_encoder):
-    for name in ("llama-bpe", "smollm"):
+    for name in ("llama-bpe", "smollm", "deepseek-v3"):
         encoder, path, specials = make_encoder(name)
         text = "value = 12345  # don't 你好\r\n" * 42_000 + "x" * 3000 + " " * 3000
         assert len(text) > 1 << 20
@@ -131,10 +137,11 @@ def test_what_is_not_known_has_no_splitter(pre_tokenizer: dict):
     assert Splitter.of(pre_tokenizer) is None
 
 
-def test_patterns_that_leave_something_out_are_seen():
-    pattern = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated", "invert": False}
-    with pytest.raises(ValueError, match="cover"):
-        list(Splitter.of(pattern).pieces("a b"))
+def test_what_lies_between_matches_is_kept():
+    pattern = {"type": "Split", "pattern": {"Regex": r"\p{L}{1,2}"}, "behavior": "Isolated", "invert": False}
+    for text in ("a b12abc", "", "  ", "12 " * 600_000 + "abc"):
+        pieces = [piece for pieces in Splitter.of(pattern).pieces(text) for piece in pieces]
+        assert pieces == re.findall(r"[a-z]{1,2}|[^a-z]+", text)
 
 
 def test_a_lone_surrogate_is_an_error(make_encoder):

@@ -89,5 +89,5 @@ class Encoder:
 def _without_splits(document: dict) -> "tokenizers.Tokenizer":
     """The same model for texts that are one pre-token each."""
     whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    changes = {"added_tokens": [], "normalizer": None, "pre_tokenizer": whole}
+    changes = {"added_tokens": [], "normalizer": None, "pre_tokenizer": whole, "post_processor": None}
     return huggingface.library_of(document | changes)

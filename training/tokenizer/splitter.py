@@ -21,14 +21,14 @@ _BLANK = r"\s"
 _DIGITS = r"\p{digits}"  # the library's `Digits` goes by a table of its own
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # An escape that is a class, the complement of blanks, what both engines read alike; anything else is not known here.
-_PARTS = re.compile(r"(?P<members>\\p\{\w+\}|\\s)|(?P<solid>\\S)|\\[rn/]|\(\?[i:!]|[^\\(]|\((?!\?)", re.DOTALL)
+_PARTS = re.compile(r"(?P<members>\\p\{\w+\}|\\s)|(?P<solid>\\S)|\\[rn/\\\-\[\]]|\(\?[i:!]|[^\\(]|\((?!\?)", re.DOTALL)
 
 
 class Splitter:
     """Cuts text by stages: each cuts what the one before has left; `of` makes one."""
 
     def __init__(self, patterns: list[str]):
-        self._stages = [re.compile(_translated(pattern)) for pattern in patterns]
+        self._stages = [_Stage(_translated(pattern)) for pattern in patterns]
         self._classes = sorted({part["members"] for text in patterns for part in _PARTS.finditer(text)} - {None})
         self._stand_ins: dict[str, str] = {}
 
@@ -47,20 +47,18 @@ class Splitter:
         place = 0
         for found in self._first(plain):
             for stage in self._stages[1:]:
-                found = [part for piece in found for part in stage.findall(piece)]
+                found = [part for piece in found for part in stage.cut(piece)]
             if plain is not text:
                 found = list(_sliced(text, place, found))
             yield found
             place += sum(map(len, found))
-        if place != len(text):
-            raise ValueError("the patterns do not cover the text")
 
     def _first(self, text: str) -> Iterator[list[str]]:
         if len(text) <= _CHUNK_CHARS:
-            yield self._stages[0].findall(text)
+            yield self._stages[0].cut(text)
             return
-        matches = (match[0] for match in self._stages[0].finditer(text))
-        while found := list(islice(matches, _CHUNK_PIECES)):
+        pieces = self._stages[0].each(text)
+        while found := list(islice(pieces, _CHUNK_PIECES)):
             yield found
 
     def _stand_in(self, match: re.Match) -> str:
@@ -75,6 +73,29 @@ class Splitter:
 
     def _kind(self, character: str) -> list[bool]:
         return [_is_member(name, character) for name in self._classes]
+
+
+class _Stage:
+    """One pattern: what it matches is cut off, and what lies between matches is left as it is."""
+
+    def __init__(self, pattern: str):
+        self._matches, self._parts = re.compile(pattern), re.compile(f"({pattern})")
+
+    def cut(self, text: str) -> list[str]:
+        found = self._matches.findall(text)
+        if sum(map(len, found)) == len(text):  # as most patterns do
+            return found
+        return [part for part in self._parts.split(text) if part]
+
+    def each(self, text: str) -> Iterator[str]:
+        place = 0
+        for match in self._matches.finditer(text):
+            if match.start() > place:
+                yield text[place : match.start()]
+            yield match[0]
+            place = match.end()
+        if place < len(text):
+            yield text[place:]
 
 
 def _sliced(text: str, place: int, pieces: Iterable[str]) -> Iterator[str]:

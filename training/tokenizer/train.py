@@ -26,6 +26,7 @@ _NO_LIMIT_TOKENS = 10**9
 _LOOK_SECONDS = 0.5
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
+Prove = Callable[[artifact.Tokenizer, Iterable[str]], dict]
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,13 @@ class Corpus:
         return {"dataset": self.dataset, "hash": self.hash, "split": self.split, "bytes": self.text_bytes}
 
 
-def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]:
-    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found."""
+def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None = None) -> tuple[Path, bool]:
+    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found.
+
+    Args:
+        prove: is given the tokenizer and the texts before anything is kept; what it returns stands in the manifest,
+            and what it raises leaves nothing behind.
+    """
     key = _key(corpus, settings)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
     with store.exclusive(folder, artifact.KIND):
@@ -100,7 +106,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]
             return folder, True
         library = _train(corpus, settings)
         with files.atomic_folder(folder) as temporary:
-            _write(temporary, library, corpus, settings, name, key)
+            _write(temporary, library, corpus, settings, name, key, prove)
     return folder, False
 
 
@@ -174,7 +180,7 @@ def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str) -> None:
+def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, prove: Prove | None) -> None:
     text = library.to_str(pretty=True)
     files.write_text(folder / artifact.TOKENIZER, text)
     files.write_json(folder / artifact.CONFIG, _transformers_config())
@@ -195,7 +201,10 @@ def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str,
         "settings": asdict(settings),
         "trained_on": corpus.to_manifest(),
     }
-    figures = _measure(artifact.Tokenizer(folder, body), corpus)
+    tokenizer = artifact.Tokenizer(folder, body)
+    figures = _measure(tokenizer, corpus)
+    if prove is not None:
+        figures["proved"] = prove(tokenizer, corpus.read())
     files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
 
 
