@@ -79,7 +79,9 @@ def test_added_tokens_are_found_as_the_library_finds_them(make_encoder):
 
 @pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)
 def test_every_name_has_a_splitter(name: str):
-    assert Splitter.of(pretokenizers.CONFIGURATIONS[name]) is not None
+    splitter = Splitter.of(pretokenizers.CONFIGURATIONS[name])
+    text = "a👍 \U00020000 \U0001d7d8\U0001d167"  # a symbol, a letter, a number and a mark beyond U+FFFF
+    assert "".join(piece for pieces in splitter.pieces(text) for piece in pieces) == text
 
 
 @pytest.mark.parametrize("name", pretokenizers.CONFIGURATIONS)

@@ -14,8 +14,8 @@ from itertools import islice
 _LAST_OF_PLANE = 0xFFFF
 _SURROGATES = range(0xD800, 0xE000)
 _BEYOND = re.compile("[\U00010000-\U0010ffff]")
-# One letter, two numbers and one of neither; no pattern names them, so that only their classes count.
-_STAND_INS = "\u00aa\u00b2\u0660\u0001"
+# A letter, two numbers, a mark, a symbol, punctuation, a control; no pattern names them: only their classes count.
+_STAND_INS = "\u00aa\u00b2\u0660\u0300\u00a9\u00a7\u0001"
 _CHUNK_CHARS, _CHUNK_PIECES = 1 << 20, 1 << 18
 _BLANK = r"\s"
 _DIGITS = r"\p{digits}"  # the library's `Digits` goes by a table of its own
