@@ -4,15 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from training.core import files
 from training.core.errors import UserError
 from training.tokenizer import artifact, gguf_vocabulary
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _BATCH_CHARS = 4 << 20
 _HELD_TEXTS = 256
