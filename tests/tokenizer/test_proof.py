@@ -10,8 +10,12 @@ import pytest
 from tests.tokenizer.conftest import sample_texts
 from tests.tokenizer.test_encoder import odd_text
 from training.core.errors import RunError
+from training.llamacpp import tiny
+from training.llamacpp.client import Client
+from training.llamacpp.server import ServerProcess
 from training.tokenizer import artifact, pretokenizers, proof
 from training.tokenizer.artifact import Tokenizer
+from training.tokenizer.template import render
 
 pytestmark = pytest.mark.slow
 _NOT_KNOWN = ("Cn", "Co")
@@ -51,3 +55,27 @@ def test_a_wrong_name_is_found_out(make_tokenizer):
     wrong = Tokenizer(tokenizer.folder, tokenizer.manifest | {"pre_tokenizer": "smollm"})
     with pytest.raises(RunError, match="splits text into other tokens"):
         proof.prove(wrong, sample_texts())
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-3"])
+def test_a_conversation_is_served_as_it_is_trained(make_tokenizer, tmp_path: Path, name: str):
+    """B31: one text, one BOS, and the template's control tokens as one id each."""
+    tokenizer = make_tokenizer(chat_template=name)
+    messages = [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": " hi 12\n"},
+        {"role": "assistant", "content": "yo \u4f60"}, {"role": "user", "content": "and?"},
+    ]  # fmt: skip
+    rendered = render(tokenizer.chat_template, messages)
+    model = tiny.write(
+        tmp_path / "chat.gguf", seed=1, vocabulary=proof.vocabulary(tokenizer), template=tokenizer.chat_template
+    )
+    with ServerProcess.start(model, log=tmp_path / "log", ctx_size=512) as server:
+        server.wait_healthy(60)
+        client = Client(server.url)
+        assert client.apply_template(messages) == rendered
+        assert client.tokenize(rendered, add_special=True, parse_special=True) == tokenizer.encode(rendered)
+        answered = client.chat(messages, max_tokens=1)
+    [ids] = tokenizer.encode_rendered([rendered])
+    assert answered["usage"]["prompt_tokens"] == len(ids) + 1 and tokenizer.encode(rendered)[1:] == ids.tolist()
+    controls = [number for number in ids.tolist() if number in tokenizer.specials.values()]
+    assert len(controls) == rendered.count("<|")
