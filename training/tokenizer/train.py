@@ -5,25 +5,31 @@ same texts in any order, on any number of threads, give the same tokenizer.json;
 settings and the library's version recognises what is already made. Takes iterators of text and knows no dataset.
 """
 
-import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.tokenizer import artifact, measure, pretokenizers, template
+from training.tokenizer import artifact, chat_templates, measure, pretokenizers
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
+_LOOK_SECONDS = 0.5
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
+Prove = Callable[[artifact.Tokenizer, Iterable[str]], dict]
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,21 @@ class Settings:
         min_frequency: how often a pair must occur to be merged.
         longest_run_chars: longer runs without whitespace (or of whitespace) are cut for training, since the time
             that a merge takes grows with the length of a pre-token.
+        chat_template: its name; its tokens are among the specials.
+        num_reserved: special tokens kept free for later use, so that nothing must be resized.
     """
 
     vocab_size: int = 4096
     pre_tokenizer: str = pretokenizers.DEFAULT
     min_frequency: int = 2
     longest_run_chars: int = 1000
+    chat_template: str = chat_templates.DEFAULT
+    num_reserved: int = 0
 
     def __post_init__(self) -> None:
         pretokenizers.check_name(self.pre_tokenizer)
-        smallest = _NUM_BYTES + len(artifact.SPECIALS)
+        chat_templates.named(self.chat_template)
+        smallest = _NUM_BYTES + len(self.specials)
         if not smallest <= self.vocab_size <= _MOST_ENTRIES:
             raise UserError(
                 "the vocabulary is too small" if self.vocab_size < smallest else "the vocabulary is too large",
@@ -53,6 +64,13 @@ class Settings:
                 found=self.vocab_size,
                 expected=f"{smallest} ({_NUM_BYTES} bytes and the specials) to {_MOST_ENTRIES}",
             )
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """Every special token in the order of its id: the roles, the template's, the reserved."""
+        roles = (artifact.BOS, artifact.EOS, artifact.PAD)
+        reserved = tuple(f"<|reserved_{number}|>" for number in range(self.num_reserved))
+        return (*roles, *chat_templates.named(self.chat_template).specials, *reserved)
 
 
 @dataclass(frozen=True)
@@ -77,16 +95,21 @@ class Corpus:
         return {"dataset": self.dataset, "hash": self.hash, "split": self.split, "bytes": self.text_bytes}
 
 
-def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]:
-    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found."""
+def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None = None) -> tuple[Path, bool]:
+    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found.
+
+    Args:
+        prove: is given the tokenizer and the texts before anything is kept; what it returns stands in the manifest,
+            and what it raises leaves nothing behind.
+    """
     key = _key(corpus, settings)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
     with store.exclusive(folder, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
-        library = _train(corpus, settings)
+        library = learn(corpus, settings)
         with files.atomic_folder(folder) as temporary:
-            _write(temporary, library, corpus, settings, name, key)
+            _write(temporary, library, corpus, settings, name, key, prove)
     return folder, False
 
 
@@ -96,12 +119,13 @@ def _key(corpus: Corpus, settings: Settings) -> str:
     return files.sha256_json(
         {
             "format": _FORMAT_VERSION, "dataset": corpus.hash, "split": corpus.split, "settings": asdict(settings),
-            "specials": artifact.SPECIALS, "library": tokenizers.__version__,
+            "specials": settings.specials, "library": tokenizers.__version__,
         }
     )  # fmt: skip
 
 
-def _train(corpus: Corpus, settings: Settings):
+def learn(corpus: Corpus, settings: Settings) -> "tokenizers.Tokenizer":
+    """Learn a vocabulary from the texts; nothing is written."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     library = Tokenizer(models.BPE(ignore_merges=pretokenizers.ignores_merges(settings.pre_tokenizer)))
@@ -110,16 +134,34 @@ def _train(corpus: Corpus, settings: Settings):
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=list(artifact.SPECIALS),
+        special_tokens=list(settings.specials),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer)
+    _interruptible(lambda: library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer))
     bos = artifact.BOS
     library.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, library.token_to_id(bos))]
     )
     return library
+
+
+def _interruptible(work: Callable[[], object]) -> None:
+    """Run the library's work in a thread, so that a signal is heard at once; the process that ends ends the thread."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+    if errors:
+        raise errors[0]
 
 
 def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
@@ -132,6 +174,9 @@ def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
 
 def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     """Yield a text in pieces so that no run without whitespace, and none of whitespace, is longer than the limit."""
+    if not _may_have_long_run(text, longest_chars):
+        yield text
+        return
     # The look-behinds let a run be tried at its first character only: linear in the text.
     long_run = re.compile(rf"(?<!\S)\S{{{longest_chars + 1},}}|(?<!\s)\s{{{longest_chars + 1},}}")
     start = 0
@@ -142,27 +187,42 @@ def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str) -> None:
-    text = library.to_str(pretty=True)
-    files.write_text(folder / artifact.TOKENIZER, text)
+def _may_have_long_run(text: str, longest_chars: int) -> bool:
+    """Whether a long run is possible, seen from every so many-th character: a tenth of the time, and never a miss."""
+    step = max(1, longest_chars // 100)
+    num_samples = longest_chars // step  # that a longer run holds at least, one after another
+    return re.search(rf"\S{{{num_samples}}}|\s{{{num_samples}}}", text[::step]) is not None
+
+
+def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, prove: Prove | None) -> None:
+    files.write_text(folder / artifact.TOKENIZER, library.to_str(pretty=True))
     files.write_json(folder / artifact.CONFIG, _transformers_config())
-    files.write_text(folder / artifact.TEMPLATE, template.CHATML)
-    vocab_size = library.get_vocab_size(with_added_tokens=True)
-    if vocab_size < settings.vocab_size:
-        _logger.warning("the text gave only %d of %d vocabulary entries", vocab_size, settings.vocab_size)
-    body = {
+    if source := chat_templates.named(settings.chat_template).source:
+        files.write_text(folder / artifact.TEMPLATE, source)
+    body = manifest_of(folder, name, settings)
+    if body["vocab_size"] < settings.vocab_size:
+        _logger.warning("the text gave only %d of %d vocabulary entries", body["vocab_size"], settings.vocab_size)
+    body |= {"key": key, "settings": asdict(settings), "trained_on": corpus.to_manifest()}
+    tokenizer = artifact.Tokenizer(folder, body)
+    figures = _measure(tokenizer, corpus)
+    if prove is not None:
+        figures["proved"] = prove(tokenizer, corpus.read())
+    files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
+
+
+def manifest_of(folder: Path, name: str, settings: Settings) -> dict:
+    """What a manifest says of the `tokenizer.json` in a folder that `learn` gave under these settings."""
+    document = files.read_json(folder / artifact.TOKENIZER)
+    ids = {token["content"]: token["id"] for token in document["added_tokens"]}
+    return {
         "name": name,
         "hash": files.sha256_file(folder / artifact.TOKENIZER),
-        "key": key,
-        "vocab_size": vocab_size,
-        "pre_tokenizer": pretokenizers.name_of(json.loads(text)),
+        "vocab_size": len(document["model"]["vocab"]),
+        "pre_tokenizer": pretokenizers.name_of(document),
         "add_bos": True,
-        "specials": {special: library.token_to_id(special) for special in artifact.SPECIALS},
-        "settings": asdict(settings),
-        "trained_on": corpus.to_manifest(),
+        "roles": {"bos": artifact.BOS, "eos": artifact.EOS, "pad": artifact.PAD},
+        "specials": {special: ids[special] for special in settings.specials},
     }
-    figures = _measure(artifact.Tokenizer(folder, body), corpus)
-    files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
 
 
 def _measure(tokenizer: artifact.Tokenizer, corpus: Corpus) -> dict:
