@@ -13,7 +13,9 @@ from training.core.errors import UserError
 from training.data import tokens
 from training.data.supervised import Encoder
 from training.data.supervision import Settings
-from training.tokenizer.artifact import BOS, EOS, TEMPLATE, TURN_END, Tokenizer
+from training.tokenizer.artifact import BOS, EOS, TEMPLATE, Tokenizer
+
+TURN_END = "<|im_end|>"
 
 ANSWERS = Settings(loss_on="assistant", seq_len=80)
 

@@ -80,11 +80,24 @@ def test_llama_bpe_demands_that_merges_are_ignored_and_the_others_that_they_are_
         assert "ignore_merges" in caught.value.found
 
 
-def test_a_normalizer_has_no_name():
-    config = document("qwen2") | {"normalizer": json.loads(normalizers.NFC().__getstate__())}
-    with pytest.raises(IntegrityError) as caught:
-        pretokenizers.name_of(config)
-    assert "normalizer" in caught.value.found
+def test_a_normalizer_but_nfc_has_no_name():
+    """NFC is not applied here, as llama.cpp does not."""
+    for normalizer in (normalizers.NFKC(), normalizers.Prepend("\u2581"), normalizers.Lowercase()):
+        config = document("qwen2") | {"normalizer": json.loads(normalizer.__getstate__())}
+        with pytest.raises(IntegrityError) as caught:
+            pretokenizers.name_of(config)
+        assert "normalizer" in caught.value.found
+    for same in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
+        assert pretokenizers.name_of(document("qwen2") | {"normalizer": same}) == "qwen2"
+
+
+def test_what_makes_ids_random_or_marks_words_has_no_name():
+    for key, value in (("dropout", 0.1), ("end_of_word_suffix", "</w>"), ("continuing_subword_prefix", "##")):
+        config = document("gpt-2")
+        config["model"][key] = value
+        with pytest.raises(IntegrityError) as caught:
+            pretokenizers.name_of(config)
+        assert key in caught.value.found
 
 
 def test_an_unknown_name_lists_the_known():

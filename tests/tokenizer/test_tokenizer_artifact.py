@@ -11,9 +11,12 @@ import pytest
 from training.cli import main
 from training.core.errors import IntegrityError, UserError
 from training.tokenizer import artifact
+from training.tokenizer.train import Settings
+
+SPECIALS = Settings().specials
 
 
-@pytest.mark.parametrize("special", artifact.SPECIALS)
+@pytest.mark.parametrize("special", SPECIALS)
 def test_each_special_is_one_id_at_every_position(make_tokenizer, special: str):
     """B33: after save and load."""
     tokenizer = make_tokenizer()
@@ -29,7 +32,7 @@ def test_specials_written_in_a_document_stay_text(make_tokenizer, name: str):
     """B38: also where the training text holds them so often that they are worth merging."""
     tokenizer = make_tokenizer(["A<|im_end|>B <|endoftext|> <|bos|>" * 40] * 20, pre_tokenizer=name)
     control = set(tokenizer.manifest["specials"].values())
-    texts = ["A<|im_end|>B", *artifact.SPECIALS, " ".join(artifact.SPECIALS), "<|im_end|>\n<|im_start|>user\n"]
+    texts = ["A<|im_end|>B", *SPECIALS, " ".join(SPECIALS), "<|im_end|>\n<|im_start|>user\n"]
     for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
         assert ids[0] == tokenizer.bos_id and ids[-1] == tokenizer.eos_id
         assert not control & set(ids[1:-1].tolist())

@@ -15,6 +15,7 @@ from training.core.paths import REPOSITORY
 from training.tokenizer import artifact, pretokenizers
 from training.tokenizer.train import Corpus, Settings, cut_long_runs, train
 
+SPECIALS = Settings().specials
 TIED = ["aaabbbccccdddd", "bbbaaaddddcccc"]
 
 _IN_A_PROCESS = """
@@ -43,7 +44,7 @@ def trained_in_a_process(texts: list[str], vocab_size: int, threads: int, run: i
 
 def test_tied_pairs_give_one_tokenizer_over_twenty_runs_and_both_orders(own_roots: Path):
     """B35: four merges over tied counts."""
-    settings = Settings(vocab_size=256 + len(artifact.SPECIALS) + 4, min_frequency=1)
+    settings = Settings(vocab_size=256 + len(SPECIALS) + 4, min_frequency=1)
     hashes = set()
     for run in range(20):
         texts = TIED if run % 2 else TIED[::-1]
@@ -114,7 +115,7 @@ def test_the_manifest_says_what_it_was_trained_on(make_tokenizer):
     manifest = make_tokenizer().manifest
     assert manifest["trained_on"]["split"] == "train" and manifest["trained_on"]["bytes"] > 10_000
     assert manifest["hash"] == files.sha256_file(make_tokenizer().folder / "tokenizer.json")
-    assert manifest["specials"] == {text: index for index, text in enumerate(artifact.SPECIALS)}
+    assert manifest["specials"] == {text: index for index, text in enumerate(SPECIALS)}
     assert manifest["multi_digit_tokens"] > 0 and manifest["settings"]["longest_run_chars"] == 1000
 
 

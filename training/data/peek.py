@@ -194,7 +194,7 @@ class Peek:
             return [""] * len(ids)
         bos = self.tokenizer.roles["bos"]
         first = int(bos is not None and self.tokenizer.add_bos and not text.startswith(bos))
-        encoded = self.tokenizer.encode_rendered([text])[0][: len(ids) - first].tolist()
+        encoded = self.tokenizer.encode_rendered([text])[0].ids[: len(ids) - first].tolist()
         if encoded != ids[first:]:  # it was shortened
             return [""] * len(ids)
         names = [f"messages[{number}] {message['role']}" for number, message in enumerate(value["messages"])]

@@ -101,7 +101,7 @@ class Encoder:
                 rendered.append((line, value, self._renderer.render(value["messages"])))
             except UserError as error:
                 self._leave_out(_UNRENDERED, line, value, f"{error.what}: {error.found}", str(error.expected))
-        all_ids = self.tokenizer.encode_rendered([conversation.text for *_, conversation in rendered])
+        all_ids = [one.ids for one in self.tokenizer.encode_rendered([found.text for *_, found in rendered])]
         for (line, value, conversation), ids in zip(rendered, all_ids, strict=True):
             self.several_answers += len(conversation.answers) > 1 or _has_tools(value)
             yield line, *self._labelled(ids, conversation.text, conversation.answers), value
@@ -197,7 +197,7 @@ class Encoder:
             messages[index]["content"] = self._cut(messages[index]["content"], over)
             conversation = self._renderer.render(messages)
             ids, trained = self._labelled(
-                self.tokenizer.encode_rendered([conversation.text])[0], conversation.text, conversation.answers
+                self.tokenizer.encode_rendered([conversation.text])[0].ids, conversation.text, conversation.answers
             )
         return ids, trained
 

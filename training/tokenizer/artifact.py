@@ -1,10 +1,12 @@
-"""A tokenizer as it lies on disk: `tokenizer.json`, `tokenizer_config.json`, and the manifest that names both.
+"""A tokenizer as it lies on disk: `tokenizer.json`, `tokenizer_config.json`, a chat template, and the manifest of all.
 
 Invariants: `hash` is the sha256 of tokenizer.json, and loading checks it. Text of documents never becomes a control
-token; text of prompts may. A checkpoint holds the same three files, its manifest as `tokenizer_manifest.json`.
+token; text of prompts may. A checkpoint holds the same files, its manifest as `tokenizer_manifest.json`. A Hugging
+Face folder without a manifest is the same thing by `of_base`.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +14,32 @@ from typing import TYPE_CHECKING
 
 from training.core import files, paths, store
 from training.core.errors import IntegrityError
+from training.tokenizer import huggingface
+from training.tokenizer.huggingface import CONFIG, TEMPLATE, TOKENIZER
 
 if TYPE_CHECKING:
     import numpy as np
     import tokenizers
 
 KIND = "tokenizer"
-TOKENIZER = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
 MANIFEST_IN_CHECKPOINT = "tokenizer_manifest.json"
 
-BOS, EOS, PAD, TURN_START, TURN_END = "<|bos|>", "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
-SPECIALS = (BOS, EOS, PAD, TURN_START, TURN_END)
+BOS, EOS, PAD = "<|bos|>", "<|endoftext|>", "<|pad|>"
 _ROLES = {"bos": BOS, "eos": EOS, "pad": PAD}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A rendered text's ids, and the characters of the text that each stands for.
+
+    Args:
+        ids: of the tokenizer's `dtype`, shape (n,).
+        offsets: int64, shape (n, 2): first character and one past the last. A token that holds a part of a character
+            covers the whole of it, so that neighbours may overlap in one character.
+    """
+
+    ids: "np.ndarray"
+    offsets: "np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -50,20 +64,22 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """One past the highest id."""
         return self.manifest["vocab_size"]
 
     @property
     def add_bos(self) -> bool:
+        """Whether a prompt gets BOS in front, in training as at the server."""
         return self.manifest["add_bos"]
 
     @property
     def specials(self) -> dict[str, int]:
-        """Its control tokens: the id of each text."""
+        """The tokens that steer, text to id: every one flagged special, and those that the chat template writes."""
         return self.manifest["specials"]
 
     @property
     def roles(self) -> dict[str, str | None]:
-        """The texts of `bos`, `eos` and `pad`; None where it has none."""
+        """The texts of `bos`, `eos` and `pad`; None where there is no such token."""
         return self.manifest.get("roles", _ROLES)
 
     @property
@@ -71,7 +87,7 @@ class Tokenizer:
         return self._id_of("bos")
 
     @property
-    def eos_id(self) -> int | None:
+    def eos_id(self) -> int:
         return self._id_of("eos")
 
     @property
@@ -84,9 +100,8 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """Its chat template's Jinja; None where it has none."""
-        path = self.folder / TEMPLATE
-        return path.read_text() if path.is_file() else None
+        """The chat template's Jinja source; None where the tokenizer has none."""
+        return huggingface.template_of(self.folder)
 
     @cached_property
     def num_bytes_V(self) -> "np.ndarray":
@@ -110,64 +125,61 @@ class Tokenizer:
 
     @cached_property
     def _for_prompts(self) -> "tokenizers.Tokenizer":
-        return _open(self.folder / TOKENIZER)
+        return huggingface.open_library(self.folder / TOKENIZER)
 
     @cached_property
     def _for_documents(self) -> "tokenizers.Tokenizer":
-        library = _open(self.folder / TOKENIZER)
-        library.encode_special_tokens = True  # the text "<|im_end|>" is encoded as plain text
-        return library
+        return huggingface.open_library(self.folder / TOKENIZER, frozenset(self.specials))
 
     def encode_documents(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode whole documents, on all cores: BOS where it has one, the text's ids, EOS, of type `dtype`.
+        """Encode whole documents, on all cores: BOS, the text's ids, EOS, of type `dtype`.
 
-        Special tokens written out in a text are encoded as plain text, never as control tokens.
+        BOS is left out where there is none or where it is the same token as EOS. Special tokens written out in a text
+        are encoded as plain text, never as control tokens.
         """
-        first = [] if self.bos_id is None else [self.bos_id]
-        return [self._framed(first, ids, [self.eos_id]) for ids in self._plain(texts)]
+        start = [] if self.bos_id in (None, self.eos_id) else [self.bos_id]
+        return self._plain(texts, start, [self.eos_id])
 
     def encode_plain(self, texts: list[str]) -> list["np.ndarray"]:
         """Encode texts, on all cores, with nothing added; special tokens written out are plain text."""
-        return [self._framed([], ids, []) for ids in self._plain(texts)]
+        return self._plain(texts)
 
-    def encode_rendered(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode rendered conversations, on all cores: special tokens are recognised and nothing is added (B31)."""
-        encodings = self._for_prompts.encode_batch_fast(texts, add_special_tokens=False)
-        return [self._framed([], encoding.ids, []) for encoding in encodings]
-
-    def _plain(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._for_documents.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def _framed(self, first: list[int], ids: list[int], last: list[int]) -> "np.ndarray":
+    def _plain(self, texts: list[str], first: Sequence[int] = (), last: Sequence[int] = ()) -> list["np.ndarray"]:
         import numpy as np
 
-        framed = np.empty(len(first) + len(ids) + len(last), self.dtype)
-        framed[: len(first)], framed[len(framed) - len(last) :] = first, last
-        framed[len(first) : len(framed) - len(last)] = ids
-        return framed
+        encodings = self._for_documents.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array([*first, *encoding.ids, *last], self.dtype) for encoding in encodings]
+
+    def encode_rendered(self, texts: list[str]) -> list[Rendered]:
+        """Encode what a chat template has written: special tokens are recognised, nothing is added."""
+        import numpy as np
+
+        encodings = self._for_prompts.encode_batch(texts, add_special_tokens=False)
+        return [
+            Rendered(np.array(one.ids, self.dtype), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in encodings
+        ]  # fmt: skip
+
+    def with_bos(self, rendered: str) -> str:
+        """A rendered conversation as the server reads it: with BOS in front exactly once where `add_bos`."""
+        if not self.add_bos or rendered.startswith(self.roles["bos"]):
+            return rendered
+        return self.roles["bos"] + rendered
 
     def encode(self, text: str) -> list[int]:
         """Encode a prompt as the server does: special tokens are recognised, BOS comes first where `add_bos`."""
-        return self._for_prompts.encode(text, add_special_tokens=self.add_bos).ids
+        ids = self._for_prompts.encode(text, add_special_tokens=False).ids
+        return [self.bos_id, *ids] if self.add_bos else ids
 
     def decode(self, ids: list[int]) -> str:
         """Decode ids to text, special tokens written out."""
-        return self._for_prompts.decode(list(ids), skip_special_tokens=False)
+        return self._for_prompts.decode([int(number) for number in ids], skip_special_tokens=False)
 
     def copy_to(self, folder: Path) -> None:
-        """Write its files into a checkpoint's folder."""
-        if self.chat_template is not None:
-            shutil.copyfile(self.folder / TEMPLATE, folder / TEMPLATE)
-        shutil.copyfile(self.folder / TOKENIZER, folder / TOKENIZER)
-        shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
+        """Write the tokenizer's files into a checkpoint's folder."""
+        for name in (TOKENIZER, CONFIG, TEMPLATE):
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, folder / name)
         files.write_json(folder / MANIFEST_IN_CHECKPOINT, self.manifest)
-
-
-def _open(path: Path) -> "tokenizers.Tokenizer":
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_file(str(path))
 
 
 def load(folder: Path) -> Tokenizer:
@@ -186,6 +198,16 @@ def load(folder: Path) -> Tokenizer:
             expected=f"sha256 {files.short(manifest['hash'])}",
         )
     return Tokenizer(folder=folder, manifest=manifest)
+
+
+def of_base(folder: Path) -> Tokenizer:
+    """A base's folder as a tokenizer: by the manifest in it, else by what its own files say.
+
+    Raises UserError where a file or EOS is missing, IntegrityError where llama.cpp would give other ids.
+    """
+    if (folder / MANIFEST_IN_CHECKPOINT).is_file():
+        return load(folder)
+    return Tokenizer(folder=folder, manifest=huggingface.describe(folder))
 
 
 def resolve(reference: str) -> Path:

@@ -78,7 +78,7 @@ def name_of(tokenizer_json: dict) -> str:
                 raise IntegrityError(
                     f"the tokenizer splits text as {name} does, but llama.cpp would give other ids",
                     found="; ".join(problems),
-                    expected="byte-level BPE without normalizer, merges ignored under llama-bpe alone",
+                    expected="byte-level BPE without normalizer or with NFC, merges ignored under llama-bpe alone",
                 )
             return name
     raise IntegrityError(
@@ -97,6 +97,13 @@ def _without_offsets(configuration: object) -> object:
     return configuration
 
 
+def is_nfc(normalizer: object) -> bool:
+    """Whether a normalizer is NFC, or none at all in other words. Opening a tokenizer drops it."""
+    if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
+        return all(is_nfc(part) for part in normalizer["normalizers"])
+    return normalizer is None or normalizer == {"type": "NFC"}
+
+
 def _model_problems(name: str, model: dict, normalizer: object) -> list[str]:
     problems = []
     if model.get("type") != "BPE":
@@ -105,6 +112,9 @@ def _model_problems(name: str, model: dict, normalizer: object) -> list[str]:
         problems.append(f"model.ignore_merges is {model.get('ignore_merges')}")
     if model.get("byte_fallback"):
         problems.append("model.byte_fallback is on")
-    if normalizer is not None:
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            problems.append(f"model.{key} is {model[key]!r}")
+    if not is_nfc(normalizer):
         problems.append(f"there is a normalizer, {normalizer}")
     return problems

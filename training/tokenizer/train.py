@@ -15,7 +15,7 @@ from pathlib import Path
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.tokenizer import artifact, measure, pretokenizers, template
+from training.tokenizer import artifact, chat_templates, measure, pretokenizers
 
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 2
@@ -36,16 +36,21 @@ class Settings:
         min_frequency: how often a pair must occur to be merged.
         longest_run_chars: longer runs without whitespace (or of whitespace) are cut for training, since the time
             that a merge takes grows with the length of a pre-token.
+        chat_template: its name; its tokens are among the specials.
+        num_reserved: special tokens kept free for later use, so that nothing must be resized.
     """
 
     vocab_size: int = 4096
     pre_tokenizer: str = pretokenizers.DEFAULT
     min_frequency: int = 2
     longest_run_chars: int = 1000
+    chat_template: str = chat_templates.DEFAULT
+    num_reserved: int = 0
 
     def __post_init__(self) -> None:
         pretokenizers.check_name(self.pre_tokenizer)
-        smallest = _NUM_BYTES + len(artifact.SPECIALS)
+        chat_templates.named(self.chat_template)
+        smallest = _NUM_BYTES + len(self.specials)
         if not smallest <= self.vocab_size <= _MOST_ENTRIES:
             raise UserError(
                 "the vocabulary is too small" if self.vocab_size < smallest else "the vocabulary is too large",
@@ -53,6 +58,13 @@ class Settings:
                 found=self.vocab_size,
                 expected=f"{smallest} ({_NUM_BYTES} bytes and the specials) to {_MOST_ENTRIES}",
             )
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """Every special token in the order of its id: the roles, the template's, the reserved."""
+        roles = (artifact.BOS, artifact.EOS, artifact.PAD)
+        reserved = tuple(f"<|reserved_{number}|>" for number in range(self.num_reserved))
+        return (*roles, *chat_templates.named(self.chat_template).specials, *reserved)
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ def _key(corpus: Corpus, settings: Settings) -> str:
     return files.sha256_json(
         {
             "format": _FORMAT_VERSION, "dataset": corpus.hash, "split": corpus.split, "settings": asdict(settings),
-            "specials": artifact.SPECIALS, "library": tokenizers.__version__,
+            "specials": settings.specials, "library": tokenizers.__version__,
         }
     )  # fmt: skip
 
@@ -110,7 +122,7 @@ def _train(corpus: Corpus, settings: Settings):
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=list(artifact.SPECIALS),
+        special_tokens=list(settings.specials),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -146,7 +158,8 @@ def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str,
     text = library.to_str(pretty=True)
     files.write_text(folder / artifact.TOKENIZER, text)
     files.write_json(folder / artifact.CONFIG, _transformers_config())
-    files.write_text(folder / artifact.TEMPLATE, template.CHATML)
+    if source := chat_templates.named(settings.chat_template).source:
+        files.write_text(folder / artifact.TEMPLATE, source)
     vocab_size = library.get_vocab_size(with_added_tokens=True)
     if vocab_size < settings.vocab_size:
         _logger.warning("the text gave only %d of %d vocabulary entries", vocab_size, settings.vocab_size)
@@ -157,7 +170,8 @@ def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str,
         "vocab_size": vocab_size,
         "pre_tokenizer": pretokenizers.name_of(json.loads(text)),
         "add_bos": True,
-        "specials": {special: library.token_to_id(special) for special in artifact.SPECIALS},
+        "roles": {"bos": artifact.BOS, "eos": artifact.EOS, "pad": artifact.PAD},
+        "specials": {special: library.token_to_id(special) for special in settings.specials},
         "settings": asdict(settings),
         "trained_on": corpus.to_manifest(),
     }
