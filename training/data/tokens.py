@@ -9,9 +9,6 @@ Invariants: keyed by the dataset's hash, the tokenizer's hash, what decides the 
 never becomes a control token. Packing into batches is not done here.
 """
 
-import itertools
-import logging
-from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +18,12 @@ from training.core import files, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
-from training.data import supervised
+from training.data import workers
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
+from training.data.shard import SampleShard, Shard
 from training.data.supervision import Settings
+from training.data.tally import Tally
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.measure import batches
 
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 
 KIND = "tokens"
 TEXT_FORM = "text"
-_logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 1
-_BATCH_SAMPLES = 512
+_FORMAT_VERSION = 2
 _BYTES_A_TOKEN_GUESS = 2.0
 
 
@@ -132,12 +129,16 @@ def _key(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None) -> s
 def _require_form(dataset: Dataset, settings: Settings | None) -> None:
     if dataset.form != TEXT_FORM and settings is None:
         raise UserError(
-            'only records of the form {"text"} can be pretrained on',
-            where=dataset.reference,
-            found=f"records of the form {dataset.form!r}",
-            expected="a dataset of texts",
+            'only records of the form {"text"} can be pretrained on', where=dataset.reference,
+            found=f"records of the form {dataset.form!r}", expected="a dataset of texts",
             next_command="make data-prepare INPUT=texts.jsonl",
-        )
+        )  # fmt: skip
+    if dataset.form == TEXT_FORM and settings is not None and settings.loss_on != "all":
+        raise UserError(
+            "texts hold no answers to train alone", where=dataset.reference, found=f"data.loss_on={settings.loss_on}",
+            expected='data.loss_on=all, or records of the form {"messages"} or {"prompt", "completion"}',
+            next_command="the same command with data.loss_on=all in ARGS",
+        )  # fmt: skip
 
 
 def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
@@ -160,105 +161,32 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
         body["splits"] = {
             split: _write_samples(folder, dataset, tokenizer, settings, split) for split in dataset.splits
         }
-        _require_labels(body["splits"], dataset, settings)
     files.write_manifest(folder, KIND, {**body, "tool": version.tool()})
 
 
 def _write_texts(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: str) -> dict:
-    with _Shard(folder, dataset, split) as shard:
+    with Shard(folder, split) as shard, _progress(dataset, split) as progress:
         for batch in batches(dataset.iter_texts(split)):
-            documents = tokenizer.encode_documents(batch)
-            shard.write(documents, [len(text.encode()) for text in batch])
+            shard.write_texts(tokenizer.encode_documents(batch), [len(text.encode()) for text in batch])
+            progress.advance(len(batch), f"{format_count(shard.num_tokens)} tokens")
     return shard.figures()
 
 
 def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Settings, split: str) -> dict:
-    encoder = supervised.Encoder(dataset.form, tokenizer, settings, f"{dataset.reference} {split}.jsonl")
-    lines, num_trained = array("I"), 0
-    with _Shard(folder, dataset, split) as shard, open(folder / f"{split}.trained.bin", "wb") as labels:
-        samples = encoder.encode(dataset.iter_records(split))
-        while batch := list(itertools.islice(samples, _BATCH_SAMPLES)):
-            shard.write([sample.ids for sample in batch], [sample.text_bytes for sample in batch])
-            for sample in batch:
-                sample.trained.tofile(labels)
-                num_trained += int(sample.trained.sum())
-            lines.extend(sample.line for sample in batch)
-    with open(folder / f"{split}.records.bin", "wb") as output:
-        lines.tofile(output)
-    longest = int(shard.longest)
-    figures = shard.figures() | {"trained_tokens": num_trained, "left_out": dict(encoder.counts)}
-    figures["several_answers"] = encoder.several_answers
-    if lines:
-        figures["tokens_per_record"]["longest"] = f"{split}.jsonl:{lines[longest] + 1}"
-    return figures
+    tally = Tally(dataset.reference, split, settings)
+    work = workers.batches(dataset.iter_lines(split))
+    num_workers = workers.count_for(dataset.manifest["splits"][split]["text_bytes"])
+    with SampleShard(folder, split) as shard, _progress(dataset, split) as progress:
+        for encoded in workers.encoded(work, tokenizer, settings, num_workers):
+            shard.write(encoded)
+            tally.add(encoded)
+            progress.advance(
+                len(encoded.lines) + len(encoded.left_out), f"{format_count(shard.num_tokens)} tokens"
+            )  # fmt: skip
+    figures = shard.figures()
+    tally.require_labels(figures)
+    return figures | tally.figures()
 
 
-def _require_labels(splits: dict[str, dict], dataset: Dataset, settings: Settings) -> None:
-    """Refuse tokens that would train nothing, or everything where only answers were asked for (B19, B26)."""
-    train = splits.get("train", {})
-    if not train.get("documents"):
-        why = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in train["left_out"].items() if count)
-        raise UserError(
-            "nothing is left to train on", where=dataset.reference, found=why or "no record in train",
-            expected=f"records of at most data.seq_len={settings.seq_len} tokens with an answer",
-            next_command="the same command with data.overlong=left or a larger data.seq_len in ARGS",
-        )  # fmt: skip
-    if settings.loss_on != "all" and train["trained_tokens"] >= train["tokens"] - train["documents"]:
-        raise UserError(
-            "every token would be trained, the prompts too", where=dataset.reference,
-            found=f"{train['trained_tokens']} of {train['tokens']} tokens",
-            expected=f"answers alone, as data.loss_on={settings.loss_on} says",
-            next_command="the same command with data.loss_on=all in ARGS, if that is meant",
-        )  # fmt: skip
-    if settings.loss_on != "assistant" and train["several_answers"]:
-        _logger.warning(
-            "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
-            "data.loss_on=assistant trains answers alone", train["several_answers"], settings.loss_on,
-        )  # fmt: skip
-
-
-class _Shard:
-    """One split's files while they are written."""
-
-    def __init__(self, folder: Path, dataset: Dataset, split: str):
-        self._folder, self._split = folder, split
-        self._lengths, self._text_bytes, self._num_tokens = array("Q"), array("Q"), 0
-        self._progress = Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record")
-
-    def __enter__(self) -> "_Shard":
-        self._output = open(self._folder / f"{self._split}.tokens.bin", "wb")
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        import numpy as np
-
-        self._progress.__exit__(*error)
-        self._output.close()
-        offsets = np.zeros(len(self._lengths) + 1, "<u8")
-        np.cumsum(self._lengths, out=offsets[1:])
-        offsets.tofile(self._folder / f"{self._split}.offsets.bin")
-        np.array(self._text_bytes, "<u8").tofile(self._folder / f"{self._split}.text_bytes.bin")
-
-    def write(self, documents: list, text_bytes: list[int]) -> None:
-        """Append documents, arrays of ids, and the bytes of text of each."""
-        import numpy as np
-
-        np.concatenate(documents).tofile(self._output)
-        self._lengths.extend(map(len, documents))
-        self._text_bytes.extend(text_bytes)
-        self._num_tokens += sum(map(len, documents))
-        self._progress.advance(len(documents), f"{format_count(self._num_tokens)} tokens")
-
-    @property
-    def longest(self) -> int:
-        """The number of the longest document; 0 where there is none."""
-        return max(range(len(self._lengths)), key=self._lengths.__getitem__, default=0)
-
-    def figures(self) -> dict:
-        """What the manifest says of the split."""
-        most = self._lengths[self.longest] if self._lengths else 0
-        return {
-            "documents": len(self._lengths), "tokens": self._num_tokens, "text_bytes": sum(self._text_bytes),
-            "tokens_per_record": {"max": most, "longest": f"{self._split}.jsonl:{self.longest + 1}"},
-        }  # fmt: skip
+def _progress(dataset: Dataset, split: str) -> Progress:
+    return Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record")

@@ -1,0 +1,102 @@
+"""One split's token files while they are written: ids, where each document begins, bytes, and labels.
+
+Owns bytes on disk; what they mean is `tokens`'. Lengths of all documents are held until the end, 16 bytes a document.
+"""
+
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from training.data.supervised import Encoded
+
+
+class Shard:
+    """The files of a split of texts; `with` closes them, and writes what is known at the end."""
+
+    def __init__(self, folder: Path, split: str):
+        self._folder, self._split = folder, split
+        self._lengths, self._text_bytes, self.num_tokens = array("Q"), array("Q"), 0
+
+    def __enter__(self):
+        self._output = self._open("tokens")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import numpy as np
+
+        self._output.close()
+        offsets = np.zeros(len(self._lengths) + 1, "<u8")
+        np.cumsum(np.frombuffer(self._lengths, np.uint64), out=offsets[1:])
+        self._save("offsets", offsets)
+        self._save("text_bytes", np.frombuffer(self._text_bytes, np.uint64).astype("<u8"))
+
+    def write_texts(self, documents: list, text_bytes: list[int]) -> None:
+        """Append documents, arrays of ids, and the bytes of text of each."""
+        import numpy as np
+
+        self._append(np.concatenate(documents), map(len, documents), text_bytes)
+
+    def _append(self, ids: "np.ndarray", lengths, text_bytes) -> None:
+        ids.tofile(self._output)
+        self._lengths.extend(lengths)
+        self._text_bytes.extend(text_bytes)
+        self.num_tokens += len(ids)
+
+    def _open(self, part: str):
+        return open(self._folder / f"{self._split}.{part}.bin", "wb")
+
+    def _save(self, part: str, values: "np.ndarray") -> None:
+        with self._open(part) as output:
+            values.tofile(output)
+
+    def _line(self, document: int) -> int:
+        """The line of the split's file, from 0, that a document is."""
+        return document
+
+    def figures(self) -> dict:
+        """What the manifest says of the split; the longest document by its place, `train.jsonl:1` is the first."""
+        import numpy as np
+
+        longest = int(np.argmax(self._lengths)) if self._lengths else None
+        per_record = {"max": 0, "longest": None}
+        if longest is not None:
+            per_record = {"max": self._lengths[longest], "longest": f"{self._split}.jsonl:{self._line(longest) + 1}"}
+        return {
+            "documents": len(self._lengths), "tokens": self.num_tokens, "text_bytes": sum(self._text_bytes),
+            "tokens_per_record": per_record,
+        }  # fmt: skip
+
+
+class SampleShard(Shard):
+    """The files of a split of records with answers: also labels, and the record that each document is."""
+
+    def __init__(self, folder: Path, split: str):
+        super().__init__(folder, split)
+        self._lines, self._num_trained = array("I"), 0
+
+    def __enter__(self):
+        self._labels = self._open("trained")
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        import numpy as np
+
+        self._labels.close()
+        self._save("records", np.frombuffer(self._lines, np.uint32).astype("<u4"))
+        super().__exit__(*error)
+
+    def write(self, encoded: "Encoded") -> None:
+        """Append a batch of samples."""
+        self._append(encoded.ids, encoded.lengths.tolist(), encoded.text_bytes.tolist())
+        encoded.trained.tofile(self._labels)
+        self._lines.extend(encoded.lines.tolist())
+        self._num_trained += int(encoded.trained.sum())
+
+    def _line(self, document: int) -> int:
+        return self._lines[document]
+
+    def figures(self) -> dict:
+        return super().figures() | {"trained_tokens": self._num_trained}

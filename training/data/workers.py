@@ -1,0 +1,136 @@
+"""Encoding in several processes: batches go out in turn and come back in order, so that their number changes nothing.
+
+Owns the processes. Each has one batch at a time, so memory is bounded by batches. They ignore Ctrl-C, which is the main
+process's to hear, and end when its end of their pipe is gone, however that happened.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from training.core import files
+from training.core.errors import RunError, TrainyardError
+from training.data.supervised import Encoded, Encoder
+from training.data.supervision import Settings
+from training.tokenizer.artifact import Tokenizer
+
+SMALL_BYTES = 4 << 20
+"""Below this much text the start of processes costs more than they save."""
+_BATCH_BYTES, _BATCH_RECORDS = 1 << 20, 1024
+
+Batch = tuple[int, list[bytes]]
+
+
+def count_for(text_bytes: int) -> int:
+    """How many processes an amount of text is worth; 1 stays in this one."""
+    return 1 if text_bytes < SMALL_BYTES else len(os.sched_getaffinity(0))
+
+
+def batches(lines: Iterable[bytes]) -> Iterator[Batch]:
+    """Group the lines of a split, each batch with the number of its first line."""
+    start, batch, size = 0, [], 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= _BATCH_BYTES or len(batch) == _BATCH_RECORDS:
+            yield start, batch
+            start, batch, size = start + len(batch), [], 0
+    if batch:
+        yield start, batch
+
+
+def encoded(work: Iterable[Batch], tokenizer: Tokenizer, settings: Settings, num_workers: int) -> Iterator[Encoded]:
+    """Yield what `Encoder.batch` makes of each batch, in order. Raises what it raises."""
+    if num_workers == 1:
+        encoder = Encoder(tokenizer, settings)
+        yield from (_encode(encoder, batch) for batch in work)
+        return
+    with _workers(num_workers, (tokenizer.folder, tokenizer.manifest, settings)) as pipes:
+        free, waiting = deque(pipes), deque()
+        for batch in work:
+            results = []
+            if not free:
+                free.append(waiting.popleft())
+                results.append(_receive(free[0]))
+            _send(free[0], batch)
+            waiting.append(free.popleft())
+            yield from results
+        while waiting:
+            yield _receive(waiting.popleft())
+
+
+def _encode(encoder: Encoder, batch: Batch) -> Encoded:
+    start, lines = batch
+    return encoder.batch([(start + number, files.parse_json(line)) for number, line in enumerate(lines)])
+
+
+@contextlib.contextmanager
+def _workers(count: int, what: tuple[Path, dict, Settings]) -> Iterator[list[Connection]]:
+    context = multiprocessing.get_context("spawn")  # a fork would take the threads' locks along
+    processes, pipes = [], []
+    try:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is blocked now, they never hear
+        try:
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs, *what), daemon=True)
+                process.start()
+                theirs.close()
+                processes.append(process)
+                pipes.append(ours)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield pipes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _work(pipe: Connection, folder: Path, manifest: dict, settings: Settings) -> None:
+    """Encode what comes until nobody sends any more; an error is sent as it is."""
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the processes are the threads
+    encoder = Encoder(Tokenizer(folder, manifest), settings)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            batch = pipe.recv()
+            try:
+                result = _encode(encoder, batch)
+            except TrainyardError as error:
+                result = (type(error), vars(error))
+            pipe.send(result)
+
+
+def _send(pipe: Connection, batch: Batch) -> None:
+    try:
+        pipe.send(batch)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise _died() from error
+
+
+def _receive(pipe: Connection) -> Encoded:
+    try:
+        result = pipe.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise _died() from error
+    if isinstance(result, Encoded):
+        return result
+    kind, values = result
+    error = kind(values.pop("what"))
+    vars(error).update(values)
+    raise error
+
+
+def _died() -> RunError:
+    return RunError(
+        "a process that encodes records has ended", found="no answer from it",
+        expected="room for one batch of records a process: it was killed, or the memory is full",
+        next_command="free some memory (free -h) and run the same command again",
+    )  # fmt: skip
