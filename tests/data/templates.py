@@ -1,4 +1,4 @@
-"""Chat templates written for the tests after the ways of public families: what each rewrites, trims, marks and joins."""
+"""Chat templates written for the tests after the ways of public families: what each rewrites, trims and marks."""
 
 from dataclasses import dataclass, field
 

@@ -8,7 +8,7 @@ from training.tokenizer.template import Template, normalised
 
 LOOK = {"name": "look", "description": "é <b>", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": LOOK}]
-CALL = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"a": "é\"<"}}}
+CALL = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"a": 'é"<'}}}
 PLAIN = [
     {"role": "user", "content": " q \n"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nA"},
     {"role": "user", "content": "é👍"}, {"role": "assistant", "content": "B", "reasoning": "why", "name": None},

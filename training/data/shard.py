@@ -56,6 +56,11 @@ class Shard:
         """The line of the split's file, from 0, that a document is."""
         return document
 
+    @property
+    def _num_trained_tokens(self) -> int:
+        """Labels: of a text every token but the first, which nothing predicts."""
+        return self.num_tokens - len(self._lengths)
+
     def figures(self) -> dict:
         """What the manifest says of the split; the longest document by its place, `train.jsonl:1` is the first."""
         import numpy as np
@@ -65,8 +70,8 @@ class Shard:
         if longest is not None:
             per_record = {"max": self._lengths[longest], "longest": f"{self._split}.jsonl:{self._line(longest) + 1}"}
         return {
-            "documents": len(self._lengths), "tokens": self.num_tokens, "text_bytes": sum(self._text_bytes),
-            "tokens_per_record": per_record,
+            "documents": len(self._lengths), "tokens": self.num_tokens, "trained_tokens": self._num_trained_tokens,
+            "text_bytes": sum(self._text_bytes), "tokens_per_record": per_record,
         }  # fmt: skip
 
 
@@ -98,5 +103,6 @@ class SampleShard(Shard):
     def _line(self, document: int) -> int:
         return self._lines[document]
 
-    def figures(self) -> dict:
-        return super().figures() | {"trained_tokens": self._num_trained}
+    @property
+    def _num_trained_tokens(self) -> int:
+        return self._num_trained

@@ -1,9 +1,10 @@
 """Records that are longer than the limit, made to fit: what was asked goes first, the oldest of it before the rest.
 
-Owns the order (R14). A conversation loses the text of its oldest observations, tool turns before user turns, then the
-end of the latest one; `[...]` stands where text was. An answer to what is gone stays as context and is no label. A
-plain prompt loses its beginning. The last answer stays whole if it can; else its first tokens stay, 96 of them or
-more, and no end of turn is invented (B21). What does not fit even so is returned as it is, too long.
+Owns the order (R14). A conversation loses the text of its oldest observations (tool turns; where there are none, user
+turns), then the end of the latest one, then what users said beside tools; `[...]` stands where text was. An answer to
+what is gone stays as context and is no label. A plain prompt loses its beginning. The last answer stays whole if it
+can; else its first tokens stay, 96 of them or more, and no end of turn is invented (B21). What does not fit even so is
+returned as it is, too long.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def shortened(
     if conversation is None:
         ids, trained = _without_start(encoder, ids, trained)
     else:
-        ids, trained = _without_observations(encoder, conversation, ids, trained)
+        fitting = _Fitting(encoder, conversation, ids, trained)
+        fitting.fit()
+        ids, trained = fitting.ids, fitting.trained
     if len(ids) <= limit:
         return ids, trained, False
     answer = _last_run(trained)
@@ -54,46 +57,56 @@ def _without_start(encoder: Encoder, ids: np.ndarray, trained: np.ndarray) -> tu
     return np.delete(ids, gone), np.delete(trained, gone)
 
 
-def _without_observations(
-    encoder: Encoder, conversation: Conversation, ids: np.ndarray, trained: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    limit, untrained = encoder.settings.seq_len, set()
-    observed = _observations(conversation)
-    texts = [conversation.messages[index].get("content") or "" for index in observed]
-    sizes = dict(zip(observed, map(len, encoder.tokenizer.encode_plain(texts)), strict=True))
-    *oldest, latest = observed or [None]
-    while oldest and len(ids) > limit:
-        over = len(ids) - limit
-        while oldest and over > 0:
-            index = oldest.pop(0)
-            over -= sizes[index]
-            conversation = conversation.with_content(index, CUT)
-            untrained |= _answers_to(conversation, index)
-        ids, trained = encoder.encoded_conversation(conversation, frozenset(untrained))
-    if len(ids) <= limit or latest is None:
-        return ids, trained
-    content = encoder.tokenizer.encode_plain([texts[-1]])[0]
-    kept = len(content)
-    for _ in range(_MOST_TRIALS):
-        kept = max(0, kept - max(1, len(ids) - limit))
-        text = encoder.tokenizer.decode(content[:kept].tolist()).rstrip("\ufffd") + CUT
-        ids, trained = encoder.encoded_conversation(conversation.with_content(latest, text), frozenset(untrained))
-        if len(ids) <= limit or not kept:
-            break
-    return ids, trained
+class _Fitting:
+    """A conversation on its way to the limit, with what it is now as ids and labels."""
 
+    def __init__(self, encoder: Encoder, conversation: Conversation, ids: np.ndarray, trained: np.ndarray):
+        self._encoder, self._conversation, self._untrained = encoder, conversation, set()
+        self.ids, self.trained = ids, trained
 
-def _observations(conversation: Conversation) -> list[int]:
-    """Tool turns, then user turns, each from the oldest on, and the latest of all before the last answer at the end."""
-    last = conversation.answers[-1] if conversation.answers else len(conversation.messages)
-    found = [index for index in range(last) if conversation.messages[index]["role"] in OBSERVING]
-    if not found:
-        return []
-    *older, latest = found
-    return [*sorted(older, key=lambda index: OBSERVING.index(conversation.messages[index]["role"])), latest]
+    @property
+    def over(self) -> int:
+        """Tokens above the limit."""
+        return max(0, len(self.ids) - self._encoder.settings.seq_len)
 
+    def fit(self) -> None:
+        """Take text away in the order of what it is worth, until the rest fits or nothing is left to take."""
+        before = self._conversation.messages[: self._conversation.answers[-1]] if self._conversation.answers else ()
+        turns = {role: [index for index, one in enumerate(before) if one["role"] == role] for role in OBSERVING}
+        observed = turns["tool"] or turns["user"]
+        self._remove(observed[:-1])
+        if observed:
+            self._cut_end(observed[-1])
+        self._remove([index for index in turns["user"] if index not in observed])
 
-def _answers_to(conversation: Conversation, observation: int) -> set[int]:
-    """The answer that follows an observation, unless it is the last of all."""
-    following = [index for index in conversation.answers[:-1] if index > observation]
-    return set(following[:1])
+    def _remove(self, indices: list[int]) -> None:
+        """Take whole texts, the first first."""
+        texts = [self._conversation.messages[index].get("content") or "" for index in indices]
+        sizes = [len(ids) for ids in self._encoder.tokenizer.encode_plain(texts)]
+        left = list(zip(indices, sizes, strict=True))
+        while left and self.over:
+            saved, over = 0, self.over
+            while left and saved < over:
+                index, size = left.pop(0)
+                saved += size
+                self._conversation = self._conversation.with_content(index, CUT)
+                self._untrained |= self._answers_to(index)
+            self._encode()
+
+    def _cut_end(self, index: int) -> None:
+        content = self._encoder.tokenizer.encode_plain([self._conversation.messages[index].get("content") or ""])[0]
+        kept = len(content)
+        for _ in range(_MOST_TRIALS):
+            if not self.over or not kept:
+                return
+            kept = max(0, kept - self.over)
+            text = self._encoder.tokenizer.decode(content[:kept].tolist()).rstrip("\ufffd") + CUT
+            self._conversation = self._conversation.with_content(index, text)
+            self._encode()
+
+    def _encode(self) -> None:
+        self.ids, self.trained = self._encoder.encoded_conversation(self._conversation, frozenset(self._untrained))
+
+    def _answers_to(self, observation: int) -> set[int]:
+        """The answer that follows an observation, unless it is the last of all."""
+        return set([index for index in self._conversation.answers[:-1] if index > observation][:1])

@@ -79,6 +79,11 @@ class TokenSplit:
     def num_documents(self) -> int:
         return self.manifest["splits"][self.split]["documents"]
 
+    @property
+    def num_trained_tokens(self) -> int:
+        """How many tokens are labels; of a text all but the first."""
+        return self.manifest["splits"][self.split]["trained_tokens"]
+
     def _map(self, part: str, dtype: str) -> "np.ndarray":
         import numpy as np
 
