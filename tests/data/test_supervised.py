@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import multiprocessing
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +248,12 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     assert lost.reason == "too_long"
 
 
+def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
+    """B19: 96 trained tokens that are all of the first answer do not keep a record."""
+    (lost,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))
+    assert lost.reason == "too_long"
+
+
 def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     """B21: the prompt is cut, the completion and its end stay."""
     value = {"prompt": "p " * 50 + "last", "completion": "done"}
@@ -359,13 +364,22 @@ def test_what_decides_the_tokens_decides_their_folder(tokenizer, chat):
 def test_tokens_that_would_train_nothing_are_refused(tokenizer, chat):
     """B19: a set of records that are all too long, with lengths, the reason and the lever; nothing is left behind."""
     data = chat(*(talk("q " * 40 + str(i), "a") for i in range(30)))
-    with pytest.raises(UserError, match="nothing is left of train") as caught:
+    with pytest.raises(UserError, match="nothing is left to train on") as caught:
         tokens.tokenize(data, tokenizer, limited(16))
-    assert (
-        "too long" in caught.value.found and "train.jsonl:1" in caught.value.found and "tokens," in caught.value.found
-    )
-    assert re.search(r"data\.seq_len=\d+", caught.value.next_command)
+    found = caught.value.found
+    assert "25 too long" in found and "train.jsonl:1" in found and "2 of them trained" in found
+    assert "data.seq_len=16" in caught.value.expected and "data.overlong=left" in caught.value.next_command
     assert not list(data.folder.glob("tokens/*/manifest.json"))
+
+
+def test_a_split_whose_records_are_all_left_out_is_empty_and_opens(tokenizer, chat, caplog):
+    long = [talk("q " * 80 + str(i), "a") | {"split": "validation"} for i in range(3)]
+    rest = [talk(f"q{i}", "a") | {"split": ("train", "test")[i % 2]} for i in range(20)]
+    folder = tokens.tokenize(chat(*rest, *long), tokenizer, ANSWERS)
+    split = tokens.open_split(folder, "validation")
+    assert split.num_documents == len(split.tokens) == len(split.trained) == len(split.records) == 0
+    assert split.offsets.tolist() == [0] and split.manifest["splits"]["validation"]["left_out"]["too_long"] == 3
+    assert "validation: 3 left out" in caplog.text
 
 
 def test_a_record_without_room_for_its_answer_is_named_and_the_others_are_kept(tokenizer, chat, caplog):

@@ -21,12 +21,13 @@ from tiny_checkpoint import (
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, RunError
-from training.export import export, gguf_file, ids, manifest
+from training.export import export, gguf_file, manifest
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.proof import Proof
 from training.llamacpp import convert
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
+from training.tokenizer import ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("llama_cpp")]
 

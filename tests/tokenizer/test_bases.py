@@ -40,7 +40,6 @@ def test_a_base_without_bos(make_base):
     assert base.pre_tokenizer == "qwen2" and base.chat_template == "{{ messages }}"
     [ids] = base.encode_documents(["hello 12"])
     assert ids.tolist() == [*base.encode("hello 12"), 4]
-    assert base.with_bos("x") == "x"
 
 
 def test_bos_that_is_eos_stands_at_the_end_alone(make_base):
@@ -51,14 +50,13 @@ def test_bos_that_is_eos_stands_at_the_end_alone(make_base):
 
 
 def test_a_base_that_adds_bos_adds_it_once(make_base, make_tokenizer):
-    """B31: a template that prints BOS, and one that does not."""
+    """B31: to a prompt, and to nothing that a template has rendered."""
     processor = json.loads((make_tokenizer(pre_tokenizer="qwen2").folder / "tokenizer.json").read_text())
     base = artifact.of_base(make_base({"bos_token": "<|bos|>"}, post_processor=processor["post_processor"]))
     assert base.add_bos and base.encode("hi")[0] == base.bos_id == 0
-    for rendered in ("<|bos|><|im_start|>user\nhi", "<|im_start|>user\nhi"):
-        [one] = base.encode_rendered([base.with_bos(rendered)])
-        assert one.ids.tolist().count(0) == 1 and one.ids[0] == 0
-        assert one.ids.tolist() == base.encode("<|im_start|>user\nhi")
+    for rendered, count in (("<|bos|><|im_start|>user\nhi", 1), ("<|im_start|>user\nhi", 0)):
+        [ids] = base.encode_rendered([rendered])
+        assert ids.tolist().count(0) == count
 
 
 def test_a_post_processor_that_adds_more_is_refused(make_base):
@@ -82,16 +80,15 @@ def test_truncation_and_padding_of_the_file_are_not_applied(make_base):
     base = artifact.of_base(make_base(truncation=truncation, padding=padding))
     text = "one two three four five six seven"
     [ids], [rendered] = base.encode_documents([text]), base.encode_rendered([text])
-    assert base.decode(ids[:-1]) == base.decode(rendered.ids) == base.decode(base.encode(text)) == text
+    assert base.decode(ids[:-1]) == base.decode(rendered) == base.decode(base.encode(text)) == text
 
 
 def test_nfc_is_not_applied(make_base):
     """Text is what it is, as at the server: what is decoded is what was encoded."""
     base = artifact.of_base(make_base(normalizer={"type": "NFC"}))
     [ids], [rendered] = base.encode_documents([DECOMPOSED]), base.encode_rendered([DECOMPOSED])
-    for found in (ids[:-1], rendered.ids, base.encode(DECOMPOSED)):
+    for found in (ids[:-1], rendered, base.encode(DECOMPOSED)):
         assert base.decode(found) == DECOMPOSED
-    assert rendered.offsets[-1, 1] == len(DECOMPOSED)
 
 
 def test_tokens_that_the_template_writes_steer(make_base, make_tokenizer):
@@ -136,16 +133,10 @@ def test_a_manifest_in_the_folder_wins(make_tokenizer, tmp_path: Path):
         artifact.of_base(tmp_path)
 
 
-def test_offsets_are_the_characters_of_each_token(make_base):
+def test_the_bytes_of_each_token_are_those_of_the_text(make_base):
     """Blanks belong to the token that holds them, whatever the file's post-processor trims."""
     trimming = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     base = artifact.of_base(make_base(post_processor=trimming))
     text = "<|im_start|>user\n  don't 12 \u4f60\U0001f600e\u0301 \u00fcber<|im_end|>\n"
-    [one] = base.encode_rendered([text])
-    reached = 0
-    for number, (start, end) in zip(one.ids, one.offsets, strict=True):
-        assert start in (reached, reached - 1) and end >= reached
-        piece = base.decode([number])
-        assert piece == text[start:end] or "\ufffd" in piece
-        reached = end
-    assert reached == len(text) and one.ids[0] == base.specials["<|im_start|>"]
+    [ids] = base.encode_rendered([text])
+    assert base.num_bytes_V[ids].sum() == len(text.encode()) and ids[0] == base.specials["<|im_start|>"]

@@ -15,31 +15,43 @@ _MEASURED_BYTES = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.chat_templates import TEMPLATES
     from training.tokenizer.pretokenizers import CONFIGURATIONS
     from training.tokenizer.train import Settings
 
-    known, add = ", ".join(CONFIGURATIONS), parser.add_argument
+    known, templates, add = ", ".join(CONFIGURATIONS), ", ".join(TEMPLATES), parser.add_argument
     add("--dataset", required=True, metavar="REF", help="name@hash, a name (its newest) or a folder")
     add("--vocab-size", type=int, default=Settings.vocab_size, help="entries, specials too (default %(default)s)")
     add("--pre-tokenizer", default=Settings.pre_tokenizer, metavar="NAME", help=f"one of {known} (default %(default)s)")
+    add(
+        "--chat-template",
+        default=Settings.chat_template,
+        metavar="NAME",
+        help=f"one of {templates} (default %(default)s)",
+    )
+    add("--reserve", type=int, default=0, metavar="N", help="special tokens kept free for later use (default 0)")
     add("--name", help="the tokenizer's name (default: the dataset's)")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import process, store
     from training.data import dataset
-    from training.tokenizer import artifact, train
+    from training.tokenizer import artifact, proof, train
 
     started = time.monotonic()
-    settings = train.Settings(vocab_size=args.vocab_size, pre_tokenizer=args.pre_tokenizer)
+    settings = train.Settings(
+        vocab_size=args.vocab_size, pre_tokenizer=args.pre_tokenizer, chat_template=args.chat_template,
+        num_reserved=args.reserve,
+    )  # fmt: skip
     data = dataset.load(dataset.resolve(args.dataset))
-    folder, reused = train.train(_corpus(data), settings, name=args.name or data.name)
+    folder, reused = train.train(_corpus(data), settings, name=args.name or data.name, prove=proof.prove)
     tokenizer = artifact.load(folder)
     document = {
         "tokenizer": store.reference(folder), "hash": tokenizer.hash, "folder": str(folder), "reused": reused,
         "vocab_size": tokenizer.vocab_size, "pre_tokenizer": tokenizer.pre_tokenizer,
         "multi_digit_tokens": tokenizer.manifest["multi_digit_tokens"],
-        "bytes_per_token": tokenizer.manifest["bytes_per_token"], "trained_on": tokenizer.manifest["trained_on"],
+        "bytes_per_token": tokenizer.manifest["bytes_per_token"], "proved": tokenizer.manifest.get("proved"),
+        "trained_on": tokenizer.manifest["trained_on"],
         "seconds": round(time.monotonic() - started, 3), "peak_rss_bytes": process.peak_rss_bytes(),
     }  # fmt: skip
     _report(report, document, data.reference)
@@ -78,6 +90,9 @@ def _report(report: Report, document: dict, dataset_reference: str) -> None:
     report.add("trained on", f"{dataset_reference}, train split, {format_bytes(document['trained_on']['bytes'])}")
     figures = [f"{value:.3f} on {split}" for split, value in document["bytes_per_token"].items()]
     report.add("bytes per token", ", ".join(figures))
+    if proved := document["proved"]:
+        strings = proved["nasty_strings"] + proved["lines"]
+        report.add("llama.cpp", f"gives the same ids for all of {strings} strings, {proved['lines']} of them lines")
     report.add("took", f"{format_seconds(document['seconds'])}, peak memory {format_bytes(document['peak_rss_bytes'])}")
     report.add("folder", document["folder"])
     overrides = (

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from training.core.errors import UserError
 from training.data.conversation import ANSWERING, Conversation
+from training.data.supervision import lever
 from training.tokenizer.template import Span, Template, Unrenderable
 
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
@@ -353,5 +354,5 @@ def _unfollowable(found: str) -> Unfollowable:
     return Unfollowable(
         "what an assistant says cannot be told from its prompt", where="the chat template", found=found,
         expected="answers that are printed as they stand, or {% generation %} marks around them",
-        next_command="the same command with data.loss_on=all in ARGS",
+        next_command=lever("loss_on", "all"),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Rows of several samples: which samples share a row of `seq_len` tokens, without cutting any.
 
 Owns the plan; what keeps the samples of a row apart is the objective's. Best fit, the longest first, over counts of
-equal lengths rather than over samples (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination"), so that
+equal lengths rather than over samples (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination"):
 millions of samples are planned in a second. Invariants: every sample lies in exactly one row; the plan is a pure
 function of lengths, seed and epoch; equal lengths are interchangeable, so which of them meet changes with the epoch.
 """

@@ -20,7 +20,7 @@ from training.core.errors import UserError
 from training.data import shorten
 from training.data.chat import Rendered, Renderer, Unfollowable
 from training.data.conversation import Conversation, of_record
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 from training.tokenizer.template import Unrenderable, of_tokenizer
 
@@ -52,8 +52,7 @@ class LeftOut:
     id: str | None
     found: str
     expected: str
-    lever: str = "the same command with data.on_error=drop in ARGS"
-    num_tokens: int = 0
+    way_out: str = lever("on_error", "drop")
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class Encoder:
         for pieces, plain in zip(all_pieces, are_plain, strict=True):
             texts[plain] += [piece.text for piece in pieces]
         ids = {
-            False: iter([one.ids for one in self.tokenizer.encode_rendered(texts[False])]),
+            False: iter(self.tokenizer.encode_rendered(texts[False])),
             True: iter(self.tokenizer.encode_plain(texts[True])),
         }
         for pieces, plain in zip(all_pieces, are_plain, strict=True):
@@ -230,8 +229,8 @@ class Encoder:
                 return _failure(read.line, read.id, error)
             notes = (*notes, SHORTENED, *((ANSWER_CUT,) if is_cut else ()))
         if len(ids) > limit:
-            lever = f"the same command with data.seq_len={size} or data.overlong=left in ARGS"
-            return LeftOut(read.line, TOO_LONG, read.id, before, f"at most data.seq_len={limit}", lever, size)
+            expected = f"at most data.seq_len={limit} tokens; or data.overlong=left or drop"
+            return LeftOut(read.line, TOO_LONG, read.id, before, expected, lever("seq_len", size))
         if not trained.any():
             return LeftOut(read.line, UNTRAINED, read.id, "no label", "an assistant's answer to train on")
         return Sample(read.line, ids, trained, int(self._text_bytes_V[ids][trained == 1].sum()), notes)

@@ -11,7 +11,7 @@ from collections import Counter
 from training.core.errors import UserError
 from training.data import record, supervised
 from training.data.supervised import Encoded, LeftOut
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -25,7 +25,6 @@ class Tally:
         self._left_out = dict.fromkeys(supervised.LEFT_OUT, 0)
         self._first: dict[str, list[str]] = {}
         self._notes: Counter[str] = Counter(dict.fromkeys(supervised.NOTED, 0))
-        self._needed = 0
 
     def add(self, encoded: Encoded) -> None:
         """Count a batch. Raises UserError at a record that the settings do not leave out."""
@@ -39,9 +38,8 @@ class Tally:
         if (self._settings.overlong if too_long else self._settings.on_error) == "refuse":
             raise UserError(
                 f"a record cannot be trained on ({_words(one.reason)})", where=f"{self._reference} {self._place(one)}",
-                found=one.found, expected=one.expected, next_command=one.lever,
+                found=one.found, expected=one.expected, next_command=one.way_out,
             )  # fmt: skip
-        self._needed = max(self._needed, one.num_tokens)
         first = self._first.setdefault(one.reason, [])
         if len(first) < _SHOWN:
             first.append(f"{self._place(one)}: {one.found}")
@@ -53,28 +51,29 @@ class Tally:
     def require_labels(self, figures: dict) -> None:
         """Refuse a split whose tokens, by its shard's figures, would teach nothing; tell what is odd."""
         if not figures["documents"]:
-            raise self._nothing_left()
+            if self._split == "train":
+                raise self._nothing_left()
+            self._tell()
+            return
         answers_alone = self._settings.loss_on != "all"
         if answers_alone and figures["trained_tokens"] >= figures["tokens"] - figures["documents"]:
             raise UserError(
                 "every token would be trained, the prompts too", where=f"{self._reference} {self._split}.jsonl",
                 found=f"{figures['trained_tokens']} of {figures['tokens']} tokens",
                 expected=f"answers alone, as data.loss_on={self._settings.loss_on} says",
-                next_command="the same command with data.loss_on=all in ARGS, if that is meant",
+                next_command=lever("loss_on", "all"),
             )  # fmt: skip
         self._tell()
 
     def _nothing_left(self) -> UserError:
         reasons = [f"{count} {_words(reason)}" for reason, count in self._left_out.items() if count]
         examples = [place for places in self._first.values() for place in places[:1]]
-        lever = "the same command with data.on_error=refuse in ARGS, which names the first"
-        if self._left_out[supervised.TOO_LONG]:
-            lever = f"the same command with data.seq_len={self._needed} or data.overlong=left in ARGS"
+        too_long = self._left_out[supervised.TOO_LONG] > 0
         return UserError(
-            f"nothing is left of {self._split} to train on", where=f"{self._reference} {self._split}.jsonl",
+            "nothing is left to train on", where=f"{self._reference} {self._split}.jsonl",
             found=f"{', '.join(reasons)} ({'; '.join(examples)})",
-            expected=f"a record with an answer and at most data.seq_len={self._settings.seq_len} tokens",
-            next_command=lever,
+            expected=f"records of at most data.seq_len={self._settings.seq_len} tokens with an answer",
+            next_command=lever("overlong", "left") if too_long else lever("on_error", "refuse"),
         )  # fmt: skip
 
     def _tell(self) -> None:

@@ -22,7 +22,7 @@ from training.data import workers
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
 from training.data.shard import SampleShard, Shard
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 from training.data.tally import Tally
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.measure import batches
@@ -87,7 +87,10 @@ class TokenSplit:
     def _map(self, part: str, dtype: str) -> "np.ndarray":
         import numpy as np
 
-        return np.memmap(self.folder / f"{self.split}.{part}.bin", dtype=dtype, mode="r")
+        path = self.folder / f"{self.split}.{part}.bin"
+        if path.stat().st_size == 0:  # every record was left out; an empty file cannot be mapped
+            return np.empty(0, dtype)
+        return np.memmap(path, dtype=dtype, mode="r")
 
 
 def open_split(folder: Path, split: str) -> TokenSplit:
@@ -142,7 +145,7 @@ def _require_form(dataset: Dataset, settings: Settings | None) -> None:
         raise UserError(
             "texts hold no answers to train alone", where=dataset.reference, found=f"data.loss_on={settings.loss_on}",
             expected='data.loss_on=all, or records of the form {"messages"} or {"prompt", "completion"}',
-            next_command="the same command with data.loss_on=all in ARGS",
+            next_command=lever("loss_on", "all"),
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.runs import folder as runs
-from training.tokenizer import artifact, pretokenizers
+from training.tokenizer import artifact, huggingface, pretokenizers
 
 if TYPE_CHECKING:
     import tokenizers
@@ -62,9 +62,7 @@ class Checkpoint:
     @cached_property
     def encoder(self) -> "tokenizers.Tokenizer":
         """The tokenizer itself, special tokens recognised, as a prompt is encoded."""
-        import tokenizers
-
-        return tokenizers.Tokenizer.from_file(str(self.tokenizer_folder / artifact.TOKENIZER))
+        return huggingface.open_library(self.tokenizer_folder / artifact.TOKENIZER, with_bos=True)
 
     def special_id(self, which: str) -> int | None:
         """The id of `bos` or `eos` as the converter finds it: by the token's text, else the configuration's number."""

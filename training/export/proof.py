@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.export import checks, ids, parity, probes, reference
+from training.export import checks, parity, probes, reference
 from training.export.checkpoint import Checkpoint
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
+from training.tokenizer import ids
 
 if TYPE_CHECKING:
     import numpy as np

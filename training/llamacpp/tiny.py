@@ -1,9 +1,10 @@
 """A tiny random GGUF of the Llama family, written without any converter: what a server is tried with.
 
-Its vocabulary is the 256 bytes and five special tokens. The same seed gives the same bytes.
+Its vocabulary is the 256 bytes and five special tokens, or one that is given. The same seed gives the same bytes.
 Source: ggml `docs/gguf.md`; llama.cpp `src/llama-arch.cpp` for the names.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 SPECIALS = ("<|bos|>", "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -18,6 +19,35 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF says of its tokenizer.
+
+    Args:
+        tokens: the text of each id, bytes as letters.
+        types: the name of each id's type in `gguf.TokenType`.
+        merges: pairs in their order, "a b".
+        pre: llama.cpp's name of the pre-tokenizer.
+        bos, eos, pad: ids; None writes none.
+    """
+
+    tokens: list[str]
+    types: list[str]
+    merges: list[str]
+    pre: str
+    bos: int | None
+    eos: int
+    pad: int | None
+    add_bos: bool
+
+
+def _own_vocabulary() -> Vocabulary:
+    letters = byte_letters()
+    types = ["NORMAL"] * 256 + ["CONTROL"] * len(SPECIALS)
+    merges = [f"{letters[32]} {letters[32]}"]
+    return Vocabulary([*letters, *SPECIALS], types, merges, "llama-bpe", BOS_ID, EOS_ID, PAD_ID, add_bos=True)
+
+
 def write(
     path: Path,
     *,
@@ -26,13 +56,14 @@ def write(
     layers: int = 1,
     leave_out: str | None = None,
     template: str | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Path:
     """Write random F16 weights; `leave_out` names a tensor that is missing, so that no server can load the file."""
     import gguf
     import numpy as np
 
     random = np.random.default_rng(seed)
-    heads, inner, letters = 4, 2 * width, byte_letters()
+    heads, inner, vocabulary = 4, 2 * width, vocabulary or _own_vocabulary()
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("tiny")
@@ -46,16 +77,8 @@ def write(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(width // heads)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB_SIZE)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
-    writer.add_token_list([*letters, *SPECIALS])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * len(SPECIALS))
-    writer.add_token_merges([f"{letters[32]} {letters[32]}"])
-    writer.add_bos_token_id(BOS_ID)
-    writer.add_eos_token_id(EOS_ID)
-    writer.add_pad_token_id(PAD_ID)
-    writer.add_add_bos_token(True)
+    writer.add_vocab_size(len(vocabulary.tokens))
+    _write_vocabulary(writer, vocabulary)
     if template is not None:
         writer.add_chat_template(template)
 
@@ -64,7 +87,7 @@ def write(
         if name != leave_out:
             writer.add_tensor(name, values.astype(np.float32 if len(shape) == 1 else np.float16))
 
-    add("token_embd.weight", VOCAB_SIZE, width)
+    add("token_embd.weight", len(vocabulary.tokens), width)
     for layer in range(layers):
         add(f"blk.{layer}.attn_norm.weight", width)
         add(f"blk.{layer}.ffn_norm.weight", width)
@@ -74,12 +97,28 @@ def write(
         add(f"blk.{layer}.ffn_up.weight", inner, width)
         add(f"blk.{layer}.ffn_down.weight", width, inner)
     add("output_norm.weight", width)
-    add("output.weight", VOCAB_SIZE, width)
+    add("output.weight", len(vocabulary.tokens), width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _write_vocabulary(writer, vocabulary: Vocabulary) -> None:
+    import gguf
+
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types([gguf.TokenType[name] for name in vocabulary.types])
+    writer.add_token_merges(vocabulary.merges)
+    if vocabulary.bos is not None:
+        writer.add_bos_token_id(vocabulary.bos)
+    writer.add_eos_token_id(vocabulary.eos)
+    if vocabulary.pad is not None:
+        writer.add_pad_token_id(vocabulary.pad)
+    writer.add_add_bos_token(vocabulary.add_bos)
 
 
 def parameters(width: int = 64, layers: int = 1) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from training.core import files, paths, store
 from training.core.errors import IntegrityError
 from training.tokenizer import huggingface
+from training.tokenizer.encoder import Encoder
 from training.tokenizer.huggingface import CONFIG, TEMPLATE, TOKENIZER
 
 if TYPE_CHECKING:
@@ -26,20 +27,6 @@ MANIFEST_IN_CHECKPOINT = "tokenizer_manifest.json"
 
 BOS, EOS, PAD = "<|bos|>", "<|endoftext|>", "<|pad|>"
 _ROLES = {"bos": BOS, "eos": EOS, "pad": PAD}
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A rendered text's ids, and the characters of the text that each stands for.
-
-    Args:
-        ids: of the tokenizer's `dtype`, shape (n,).
-        offsets: int64, shape (n, 2): first character and one past the last. A token that holds a part of a character
-            covers the whole of it, so that neighbours may overlap in one character.
-    """
-
-    ids: "np.ndarray"
-    offsets: "np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -103,6 +90,13 @@ class Tokenizer:
         """The chat template's Jinja source; None where the tokenizer has none."""
         return huggingface.template_of(self.folder)
 
+    @property
+    def dtype(self) -> "np.dtype":
+        """The little-endian type that holds every id: uint16 up to 65,536 entries, else uint32."""
+        import numpy as np
+
+        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+
     @cached_property
     def num_bytes_V(self) -> "np.ndarray":
         """Bytes of the text that each id is written as, control tokens too; int64, shape (vocab_size,)."""
@@ -116,63 +110,55 @@ class Tokenizer:
             counts_V[token["id"]] = len(token["content"].encode())
         return counts_V
 
-    @property
-    def dtype(self) -> "np.dtype":
-        """The little-endian type that holds every id: uint16 up to 65,536 entries, else uint32."""
-        import numpy as np
-
-        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+    @cached_property
+    def _for_prompts(self) -> Encoder:
+        return Encoder(self.folder / TOKENIZER, self.dtype)
 
     @cached_property
-    def _for_prompts(self) -> "tokenizers.Tokenizer":
+    def _for_documents(self) -> Encoder:
+        return Encoder(self.folder / TOKENIZER, self.dtype, frozenset(self.specials))
+
+    @cached_property
+    def _decoder(self) -> "tokenizers.Tokenizer":
         return huggingface.open_library(self.folder / TOKENIZER)
 
-    @cached_property
-    def _for_documents(self) -> "tokenizers.Tokenizer":
-        return huggingface.open_library(self.folder / TOKENIZER, frozenset(self.specials))
-
     def encode_documents(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode whole documents, on all cores: BOS, the text's ids, EOS, of type `dtype`.
+        """Encode whole documents: BOS, the text's ids, EOS, of type `dtype`, read-only.
 
         BOS is left out where there is none or where it is the same token as EOS. Special tokens written out in a text
         are encoded as plain text, never as control tokens.
         """
-        start = [] if self.bos_id in (None, self.eos_id) else [self.bos_id]
-        return self._plain(texts, start, [self.eos_id])
+        first = [] if self.bos_id in (None, self.eos_id) else [self.bos_id]
+        return self._encoded(self._for_documents, texts, first, [self.eos_id])
 
     def encode_plain(self, texts: list[str]) -> list["np.ndarray"]:
-        """Encode texts, on all cores, with nothing added; special tokens written out are plain text."""
-        return self._plain(texts)
+        """Encode texts with nothing added; special tokens written out are plain text."""
+        return self._encoded(self._for_documents, texts)
 
-    def _plain(self, texts: list[str], first: Sequence[int] = (), last: Sequence[int] = ()) -> list["np.ndarray"]:
-        import numpy as np
-
-        encodings = self._for_documents.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array([*first, *encoding.ids, *last], self.dtype) for encoding in encodings]
-
-    def encode_rendered(self, texts: list[str]) -> list[Rendered]:
-        """Encode what a chat template has written: special tokens are recognised, nothing is added."""
-        import numpy as np
-
-        encodings = self._for_prompts.encode_batch(texts, add_special_tokens=False)
-        return [
-            Rendered(np.array(one.ids, self.dtype), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in encodings
-        ]  # fmt: skip
+    def encode_rendered(self, texts: list[str]) -> list["np.ndarray"]:
+        """Encode rendered conversations: special tokens are recognised and nothing is added (B31)."""
+        return self._encoded(self._for_prompts, texts)
 
     def with_bos(self, rendered: str) -> str:
-        """A rendered conversation as the server reads it: with BOS in front exactly once where `add_bos`."""
+        """A rendered conversation as the server reads it: with BOS in front exactly once where `add_bos` (B31)."""
         if not self.add_bos or rendered.startswith(self.roles["bos"]):
             return rendered
         return self.roles["bos"] + rendered
 
+    def _encoded(self, encoder: Encoder, texts: list[str], first: Sequence[int] = (), last: Sequence[int] = ()) -> list:
+        import numpy as np
+
+        start, end = (np.array(ids, self.dtype).tobytes() for ids in (first, last))
+        return [np.frombuffer(b"".join((start, encoder.encode(text), end)), self.dtype) for text in texts]
+
     def encode(self, text: str) -> list[int]:
         """Encode a prompt as the server does: special tokens are recognised, BOS comes first where `add_bos`."""
-        ids = self._for_prompts.encode(text, add_special_tokens=False).ids
-        return [self.bos_id, *ids] if self.add_bos else ids
+        [ids] = self._encoded(self._for_prompts, [text], [self.bos_id] if self.add_bos else [])
+        return ids.tolist()
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, special tokens written out."""
-        return self._for_prompts.decode([int(number) for number in ids], skip_special_tokens=False)
+        return self._decoder.decode([int(number) for number in ids], skip_special_tokens=False)
 
     def copy_to(self, folder: Path) -> None:
         """Write the tokenizer's files into a checkpoint's folder."""

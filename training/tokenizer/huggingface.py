@@ -24,26 +24,33 @@ _PROBE = "Don't 12 \u00e9\u4f60\U0001f600\r\n\t x"
 _STRIPS = ("lstrip", "rstrip", "single_word")
 
 
-def open_library(path: Path, specials: frozenset[str] | None = None) -> "tokenizers.Tokenizer":
+def open_library(path: Path, plain: frozenset[str] = frozenset(), *, with_bos: bool = False) -> "tokenizers.Tokenizer":
     """Open a `tokenizer.json` so that text alone decides the ids, as llama.cpp has them.
 
     Args:
-        specials: texts that are never recognised in what is encoded; None recognises every added token.
+        plain: texts of added tokens that are encoded as any other text.
+        with_bos: keep the post-processor, which puts BOS in front of a prompt where the tokenizer wants it.
     """
+    document = files.read_json(path)
+    if not with_bos:
+        document["post_processor"] = None
+    if pretokenizers.is_nfc(document.get("normalizer")):
+        document["normalizer"] = None
+    for token in document.get("added_tokens", []):
+        token["special"] = token["content"] in plain
+    library = library_of(document)
+    library.encode_special_tokens = True  # those flagged special are plain text
+    return library
+
+
+def library_of(document: dict) -> "tokenizers.Tokenizer":
+    """A tokenizer of the content of a `tokenizer.json`, nothing cut or padded."""
     import json
 
     import tokenizers
 
-    document = files.read_json(path)
-    document |= {"truncation": None, "padding": None, "post_processor": None}
-    if pretokenizers.is_nfc(document.get("normalizer")):
-        document["normalizer"] = None
-    if specials is not None:
-        for token in document.get("added_tokens", []):
-            token["special"] = token["special"] or token["content"] in specials
-    library = tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
-    library.encode_special_tokens = specials is not None
-    return library
+    document = document | {"truncation": None, "padding": None}
+    return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
 
 
 def describe(folder: Path) -> dict:

@@ -17,6 +17,11 @@ _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 # The same as model makers spell it; under (?i:...) an apostrophe before U+017F (long s) also counts.
 _CONTRACTIONS_OF_MAKERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_MARKED_WORDS = r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PUNCTUATED_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -24,24 +29,35 @@ def _byte_level(*, use_regex: bool) -> dict:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _split_then_bytes(digits: str, contractions: str = _CONTRACTIONS) -> dict:
-    pattern = {"Regex": contractions + _WORDS + digits + _REST}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+def _split_then_bytes(*patterns: str) -> dict:
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
+    return {"type": "Sequence", "pretokenizers": [*splits, _byte_level(use_regex=False)]}
+
+
+def _words(digits: str, contractions: str = _CONTRACTIONS) -> dict:
+    return _split_then_bytes(contractions + _WORDS + digits + _REST)
 
 
 _DIGITS_ALONE = {"type": "Digits", "individual_digits": True}
 
 # llama.cpp's name -> the pre_tokenizer of tokenizer.json
 CONFIGURATIONS: dict[str, dict] = {
-    "llama-bpe": _split_then_bytes(r"\p{N}{1,3}"),
-    "qwen2": _split_then_bytes(r"\p{N}"),
+    "llama-bpe": _words(r"\p{N}{1,3}"),
+    "dbrx": _words(r"\p{N}{1,3}"),
+    "qwen2": _words(r"\p{N}"),
+    "qwen35": _split_then_bytes(_CONTRACTIONS + _MARKED_WORDS),
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_ALONE, _byte_level(use_regex=True)]},
     "gpt-2": _byte_level(use_regex=True),
+    "deepseek-v3": _split_then_bytes(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _PUNCTUATED_WORDS),
 }
 _ALSO_SPELLED = {
-    "llama-bpe": _split_then_bytes(r"\p{N}{1,3}", _CONTRACTIONS_OF_MAKERS),
-    "qwen2": _split_then_bytes(r"\p{N}", _CONTRACTIONS_OF_MAKERS),
+    "llama-bpe": _words(r"\p{N}{1,3}", _CONTRACTIONS_OF_MAKERS),
+    "dbrx": _words(r"\p{N}{1,3}", _CONTRACTIONS_OF_MAKERS),
+    "qwen2": _words(r"\p{N}", _CONTRACTIONS_OF_MAKERS),
+    "qwen35": _split_then_bytes(_CONTRACTIONS_OF_MAKERS + _MARKED_WORDS),
 }
 
 
@@ -68,19 +84,20 @@ def build(name: str):
 
 def name_of(tokenizer_json: dict) -> str:
     """Return llama.cpp's name for a `tokenizer.json`. Raises IntegrityError where the configuration is no known one."""
-    model = tokenizer_json.get("model") or {}
+    model, normalizer = tokenizer_json.get("model") or {}, tokenizer_json.get("normalizer")
     configuration = _without_offsets(tokenizer_json.get("pre_tokenizer"))
-    for name in CONFIGURATIONS:
-        known = [_without_offsets(table[name]) for table in (CONFIGURATIONS, _ALSO_SPELLED) if name in table]
-        if configuration in known:
-            problems = _model_problems(name, model, tokenizer_json.get("normalizer"))
-            if problems:
-                raise IntegrityError(
-                    f"the tokenizer splits text as {name} does, but llama.cpp would give other ids",
-                    found="; ".join(problems),
-                    expected="byte-level BPE without normalizer or with NFC, merges ignored under llama-bpe alone",
-                )
+    spellings = {name: [CONFIGURATIONS[name], _ALSO_SPELLED.get(name, CONFIGURATIONS[name])] for name in CONFIGURATIONS}
+    named = [name for name, known in spellings.items() if configuration in map(_without_offsets, known)]
+    problems = {name: _model_problems(name, model, normalizer) for name in named}
+    for name in named:
+        if not problems[name]:
             return name
+    if named:
+        raise IntegrityError(
+            f"the tokenizer splits text as {named[0]} does, but llama.cpp would give other ids",
+            found="; ".join(problems[named[0]]),
+            expected="byte-level BPE without normalizer or with NFC, merges ignored under llama-bpe alone",
+        )
     raise IntegrityError(
         "the tokenizer's pre-tokenizer is none that llama.cpp is known to have",
         found=configuration,

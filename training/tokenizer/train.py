@@ -8,6 +8,7 @@ settings and the library's version recognises what is already made. Takes iterat
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,12 +19,14 @@ from training.core.progress import Progress
 from training.tokenizer import artifact, chat_templates, measure, pretokenizers
 
 _logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
+_LOOK_SECONDS = 0.5
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
+Prove = Callable[[artifact.Tokenizer, Iterable[str]], dict]
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,13 @@ class Corpus:
         return {"dataset": self.dataset, "hash": self.hash, "split": self.split, "bytes": self.text_bytes}
 
 
-def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]:
-    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found."""
+def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None = None) -> tuple[Path, bool]:
+    """Train a tokenizer, or find what the same corpus and settings gave. Return its folder, and whether found.
+
+    Args:
+        prove: is given the tokenizer and the texts before anything is kept; what it returns stands in the manifest,
+            and what it raises leaves nothing behind.
+    """
     key = _key(corpus, settings)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
     with store.exclusive(folder, artifact.KIND):
@@ -98,7 +106,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str) -> tuple[Path, bool]
             return folder, True
         library = _train(corpus, settings)
         with files.atomic_folder(folder) as temporary:
-            _write(temporary, library, corpus, settings, name, key)
+            _write(temporary, library, corpus, settings, name, key, prove)
     return folder, False
 
 
@@ -126,12 +134,30 @@ def _train(corpus: Corpus, settings: Settings):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer)
+    _interruptible(lambda: library.train_from_iterator(_pieces(corpus, settings.longest_run_chars), trainer))
     bos = artifact.BOS
     library.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, library.token_to_id(bos))]
     )
     return library
+
+
+def _interruptible(work: Callable[[], object]) -> None:
+    """Run the library's work in a thread, so that a signal is heard at once; the process that ends ends the thread."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+    if errors:
+        raise errors[0]
 
 
 def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
@@ -154,7 +180,7 @@ def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str) -> None:
+def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, prove: Prove | None) -> None:
     text = library.to_str(pretty=True)
     files.write_text(folder / artifact.TOKENIZER, text)
     files.write_json(folder / artifact.CONFIG, _transformers_config())
@@ -175,7 +201,10 @@ def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str,
         "settings": asdict(settings),
         "trained_on": corpus.to_manifest(),
     }
-    figures = _measure(artifact.Tokenizer(folder, body), corpus)
+    tokenizer = artifact.Tokenizer(folder, body)
+    figures = _measure(tokenizer, corpus)
+    if prove is not None:
+        figures["proved"] = prove(tokenizer, corpus.read())
     files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
 
 

@@ -3,13 +3,16 @@
 import pytest
 from tokenizers import Tokenizer
 
+from tests.export.tiny_checkpoint import train_tokenizer
 from training.core.errors import RunError
-from training.export import ids
+from training.tokenizer import ids
 
 
-@pytest.fixture
-def encoder(tokenizer_files) -> Tokenizer:
-    return Tokenizer.from_file(str(tokenizer_files / "tokenizer.json"))
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 class _Server:

@@ -1,4 +1,4 @@
-"""Token ids of the source tokenizer against those of the running server: any difference fails the export.
+"""Token ids of a tokenizer against those of a running server: any difference is an error.
 
 A wrong split rule shows only on digits, contractions, newlines and blanks, and only where the vocabulary has merges
 across the rule's boundary; so the strings here are nasty on purpose, and real lines go with them.

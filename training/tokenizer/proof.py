@@ -1,0 +1,59 @@
+"""A tokenizer proved against the real llama.cpp before it is used: the same ids for nasty strings and real lines.
+
+A GGUF with the tokenizer's vocabulary and a few random weights is served for a moment. Owns how a tokenizer becomes a
+GGUF's vocabulary here; the converter's own way is proved at export.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from training.core import files
+from training.llamacpp import tiny
+from training.llamacpp.client import Client
+from training.llamacpp.server import ServerProcess
+from training.tokenizer import huggingface, ids
+from training.tokenizer.artifact import TOKENIZER, Tokenizer
+
+NUM_LINES = 1000
+_SEED = 7
+_MAX_LINE_CHARS = 4000
+_HEALTH_SECONDS = 120.0
+_CTX_SIZE = 256
+
+
+def prove(tokenizer: Tokenizer, texts: Iterable[str]) -> dict:
+    """Compare the ids of the nasty strings and of 1,000 lines of the texts, fewer where there are fewer.
+
+    Returns the counts. Raises RunError at the first string with other ids.
+    """
+    lines = _draw(texts)
+    library = huggingface.open_library(tokenizer.folder / TOKENIZER, with_bos=True)
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
+        model = tiny.write(Path(workspace) / "ids.gguf", seed=1, vocabulary=vocabulary(tokenizer))
+        with ServerProcess.start(model, log=Path(workspace) / "log", ctx_size=_CTX_SIZE) as server:
+            server.wait_healthy(_HEALTH_SECONDS)
+            return ids.check(Client(server.url), library, lines, tokenizer.pre_tokenizer)
+
+
+def _draw(texts: Iterable[str]) -> list[str]:
+    lines = [line[:_MAX_LINE_CHARS] for text in texts for line in text.split("\n") if line.strip()]
+    return random.Random(_SEED).sample(lines, min(NUM_LINES, len(lines)))
+
+
+def vocabulary(tokenizer: Tokenizer) -> tiny.Vocabulary:
+    """What a GGUF says of the tokenizer; ids without a token are named and unused, as the converter has them."""
+    document = files.read_json(tokenizer.folder / TOKENIZER)
+    tokens = [f"[PAD{number}]" for number in range(tokenizer.vocab_size)]
+    types = ["UNUSED"] * tokenizer.vocab_size
+    for text, number in document["model"]["vocab"].items():
+        tokens[number], types[number] = text, "NORMAL"
+    for token in document["added_tokens"]:
+        tokens[token["id"]] = token["content"]
+        types[token["id"]] = "CONTROL" if token["special"] else "USER_DEFINED"
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in document["model"]["merges"]]
+    return tiny.Vocabulary(
+        tokens, types, merges, tokenizer.pre_tokenizer, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id,
+        tokenizer.add_bos,
+    )  # fmt: skip
