@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from training.core.errors import IntegrityError, UserError
-from training.data import dataset, tokens
+from training.data import dataset, tokens, workers
 from training.data.jsonl import Jsonl
 from training.data.prepare import prepare
 from training.tokenizer import artifact
@@ -67,7 +67,7 @@ def test_batches_do_not_change_the_tokens(small: dataset.Dataset, monkeypatch: p
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    monkeypatch.setattr(tokens, "batches", lambda texts: ([text] for text in texts))
+    monkeypatch.setattr(workers, "_BATCH_RECORDS", 1)
     assert tokens.tokenize(small, tokenizer) == folder
     assert {path.name: path.read_bytes() for path in folder.glob("*.bin")} == whole
 

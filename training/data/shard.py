@@ -18,7 +18,7 @@ class Shard:
 
     def __init__(self, folder: Path, split: str):
         self._folder, self._split = folder, split
-        self._lengths, self._text_bytes, self.num_tokens = array("Q"), array("Q"), 0
+        self._lengths, self._text_bytes, self._num_tokens = array("Q"), array("Q"), 0
 
     def __enter__(self):
         self._output = self._open("tokens")
@@ -33,17 +33,12 @@ class Shard:
         self._save("offsets", offsets)
         self._save("text_bytes", np.frombuffer(self._text_bytes, np.uint64).astype("<u8"))
 
-    def write_texts(self, documents: list, text_bytes: list[int]) -> None:
-        """Append documents, arrays of ids, and the bytes of text of each."""
-        import numpy as np
-
-        self._append(np.concatenate(documents), map(len, documents), text_bytes)
-
-    def _append(self, ids: "np.ndarray", lengths, text_bytes) -> None:
-        ids.tofile(self._output)
-        self._lengths.extend(lengths)
-        self._text_bytes.extend(text_bytes)
-        self.num_tokens += len(ids)
+    def write(self, encoded: "Encoded") -> None:
+        """Append a batch."""
+        encoded.ids.tofile(self._output)
+        self._lengths.extend(encoded.lengths.tolist())
+        self._text_bytes.extend(encoded.text_bytes.tolist())
+        self._num_tokens += len(encoded.ids)
 
     def _open(self, part: str):
         return open(self._folder / f"{self._split}.{part}.bin", "wb")
@@ -59,7 +54,7 @@ class Shard:
     @property
     def _num_trained_tokens(self) -> int:
         """Labels: of a text every token but the first, which nothing predicts."""
-        return self.num_tokens - len(self._lengths)
+        return self._num_tokens - len(self._lengths)
 
     def figures(self) -> dict:
         """What the manifest says of the split; the longest document by its place, `train.jsonl:1` is the first."""
@@ -70,7 +65,7 @@ class Shard:
         if longest is not None:
             per_record = {"max": self._lengths[longest], "longest": f"{self._split}.jsonl:{self._line(longest) + 1}"}
         return {
-            "documents": len(self._lengths), "tokens": self.num_tokens, "trained_tokens": self._num_trained_tokens,
+            "documents": len(self._lengths), "tokens": self._num_tokens, "trained_tokens": self._num_trained_tokens,
             "text_bytes": sum(self._text_bytes), "tokens_per_record": per_record,
         }  # fmt: skip
 
@@ -94,8 +89,7 @@ class SampleShard(Shard):
         super().__exit__(*error)
 
     def write(self, encoded: "Encoded") -> None:
-        """Append a batch of samples."""
-        self._append(encoded.ids, encoded.lengths.tolist(), encoded.text_bytes.tolist())
+        super().write(encoded)
         encoded.trained.tofile(self._labels)
         self._lines.extend(encoded.lines.tolist())
         self._num_trained += int(encoded.trained.sum())

@@ -57,7 +57,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The samples of a batch of records, one after another, and what is left out of it."""
+    """The samples of a batch of records, one after another, and what is left out of it; texts have no `trained`."""
 
     lines: np.ndarray
     lengths: np.ndarray
@@ -74,6 +74,25 @@ class Piece:
 
     text: str
     is_trained: bool
+
+
+class TextEncoder:
+    """Encodes texts, whole: BOS, the text, EOS; every token but the first is a label."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+
+    def batch(self, numbered: Sequence[tuple[int, dict]]) -> Encoded:
+        """Encode records, each with its line from 0, as flat arrays without labels."""
+        texts = [value["text"] for _, value in numbered]
+        documents = self.tokenizer.encode_documents(texts)
+        return Encoded(
+            np.array([line for line, _ in numbered], "<u4"),
+            np.array([len(ids) for ids in documents], np.int64),
+            np.concatenate([np.empty(0, self.tokenizer.dtype), *documents]),
+            np.empty(0, np.uint8),
+            np.array([len(text.encode()) for text in texts], "<u8"),
+        )
 
 
 class Encoder:

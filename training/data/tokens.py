@@ -9,6 +9,7 @@ Invariants: keyed by the dataset's hash, the tokenizer's hash, what decides the 
 never becomes a control token. Packing into batches is not done here.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +23,10 @@ from training.data import workers
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
 from training.data.shard import SampleShard, Shard
+from training.data.supervised import Encoded
 from training.data.supervision import Settings, lever
 from training.data.tally import Tally
 from training.tokenizer.artifact import Tokenizer
-from training.tokenizer.measure import batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,28 +174,30 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
 
 
 def _write_texts(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: str) -> dict:
-    with Shard(folder, split) as shard, _progress(dataset, split) as progress:
-        for batch in batches(dataset.iter_texts(split)):
-            shard.write_texts(tokenizer.encode_documents(batch), [len(text.encode()) for text in batch])
-            progress.advance(len(batch), f"{format_count(shard.num_tokens)} tokens")
+    with Shard(folder, split) as shard:
+        for encoded in _encoded(dataset, tokenizer, None, split):
+            shard.write(encoded)
     return shard.figures()
 
 
 def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Settings, split: str) -> dict:
     tally = Tally(dataset.reference, split, settings)
-    work = workers.batches(dataset.iter_lines(split))
-    num_workers = workers.count_for(dataset.manifest["splits"][split]["text_bytes"])
-    with SampleShard(folder, split) as shard, _progress(dataset, split) as progress:
-        for encoded in workers.encoded(work, tokenizer, settings, num_workers):
+    with SampleShard(folder, split) as shard:
+        for encoded in _encoded(dataset, tokenizer, settings, split):
             shard.write(encoded)
             tally.add(encoded)
-            progress.advance(
-                len(encoded.lines) + len(encoded.left_out), f"{format_count(shard.num_tokens)} tokens"
-            )  # fmt: skip
     figures = shard.figures()
     tally.require_labels(figures)
     return figures | tally.figures()
 
 
-def _progress(dataset: Dataset, split: str) -> Progress:
-    return Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record")
+def _encoded(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None, split: str) -> Iterator[Encoded]:
+    """Encode a split's records batch by batch, showing how far it is."""
+    sizes, num_tokens = dataset.manifest["splits"][split], 0
+    work = workers.batches(dataset.iter_lines(split))
+    with Progress(f"tokens {split}", sizes["records"], "record") as progress:
+        for encoded in workers.encoded(work, tokenizer, settings, workers.count_for(sizes["text_bytes"])):
+            yield encoded
+            num_tokens += len(encoded.ids)
+            done = len(encoded.lines) + len(encoded.left_out)
+            progress.advance(done, f"{format_count(num_tokens)} tokens")

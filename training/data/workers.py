@@ -15,7 +15,7 @@ from pathlib import Path
 
 from training.core import files
 from training.core.errors import RunError, TrainyardError
-from training.data.supervised import Encoded, Encoder
+from training.data.supervised import Encoded, Encoder, TextEncoder
 from training.data.supervision import Settings
 from training.tokenizer.artifact import Tokenizer
 
@@ -44,10 +44,16 @@ def batches(lines: Iterable[bytes]) -> Iterator[Batch]:
         yield start, batch
 
 
-def encoded(work: Iterable[Batch], tokenizer: Tokenizer, settings: Settings, num_workers: int) -> Iterator[Encoded]:
-    """Yield what `Encoder.batch` makes of each batch, in order. Raises what it raises."""
+def encoded(
+    work: Iterable[Batch], tokenizer: Tokenizer, settings: Settings | None, num_workers: int
+) -> Iterator[Encoded]:
+    """Yield what an encoder makes of each batch, in order. Raises what it raises.
+
+    Args:
+        settings: of records with answers; None for texts.
+    """
     if num_workers == 1:
-        encoder = Encoder(tokenizer, settings)
+        encoder = _encoder(tokenizer, settings)
         yield from (_encode(encoder, batch) for batch in work)
         return
     with _workers(num_workers, (tokenizer.folder, tokenizer.manifest, settings)) as pipes:
@@ -64,13 +70,17 @@ def encoded(work: Iterable[Batch], tokenizer: Tokenizer, settings: Settings, num
             yield _receive(waiting.popleft())
 
 
-def _encode(encoder: Encoder, batch: Batch) -> Encoded:
+def _encoder(tokenizer: Tokenizer, settings: Settings | None) -> Encoder | TextEncoder:
+    return TextEncoder(tokenizer) if settings is None else Encoder(tokenizer, settings)
+
+
+def _encode(encoder: Encoder | TextEncoder, batch: Batch) -> Encoded:
     start, lines = batch
     return encoder.batch([(start + number, files.parse_json(line)) for number, line in enumerate(lines)])
 
 
 @contextlib.contextmanager
-def _workers(count: int, what: tuple[Path, dict, Settings]) -> Iterator[list[Connection]]:
+def _workers(count: int, what: tuple[Path, dict, Settings | None]) -> Iterator[list[Connection]]:
     context = multiprocessing.get_context("spawn")  # a fork would take the threads' locks along
     processes, pipes = [], []
     try:
@@ -94,10 +104,10 @@ def _workers(count: int, what: tuple[Path, dict, Settings]) -> Iterator[list[Con
             pipe.close()
 
 
-def _work(pipe: Connection, folder: Path, manifest: dict, settings: Settings) -> None:
+def _work(pipe: Connection, folder: Path, manifest: dict, settings: Settings | None) -> None:
     """Encode what comes until nobody sends any more; an error is sent as it is."""
     os.environ["RAYON_NUM_THREADS"] = "1"  # the processes are the threads
-    encoder = Encoder(Tokenizer(folder, manifest), settings)
+    encoder = _encoder(Tokenizer(folder, manifest), settings)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             batch = pipe.recv()
