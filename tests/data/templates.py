@@ -156,6 +156,12 @@ CHANNELS = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
 """
+WITH_DEFAULT_SYSTEM = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% generation %}{{ m.content }}<|end|>"
     "{% endgeneration %}{% else %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
@@ -186,6 +192,7 @@ class Family:
 _TURN = ("<|im_start|>", "<|im_end|>")
 FAMILIES = {
     "chatml": Family(TEMPLATES["chatml"].source, _TURN),
+    "smollm-2": Family(WITH_DEFAULT_SYSTEM, _TURN),
     "llama-3": Family(
         HEADERS, ("<|bot|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), {"bos_token": "<|bot|>"}
     ),

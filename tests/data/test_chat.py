@@ -73,6 +73,7 @@ def test_all_answers_with_the_end_of_each_turn_and_nothing_else():
     ("name", "expected"),
     [
         ("chatml", [" A\n<|im_end|>", "B<|im_end|>"]),
+        ("smollm-2", [" A\n<|im_end|>", "B<|im_end|>"]),
         ("llama-3", ["A<|eot_id|>", "B<|eot_id|>"]),
         ("qwen-3", [" A\n<|im_end|>", "B<|im_end|>"]),
         ("mistral", [" A</s>", " B</s>"]),

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.core.errors import IntegrityError, UserError
-from training.data import dataset, tokens, workers
+from training.core.errors import IntegrityError, MachineError, UserError
+from training.data import dataset, shard, tokens, workers
 from training.data.jsonl import Jsonl
 from training.data.prepare import prepare
 from training.tokenizer import artifact
@@ -125,3 +125,12 @@ def test_a_split_with_other_bytes_is_told_by_whoever_reads_it(small: dataset.Dat
         path.write_bytes(changed[damage])
     with pytest.raises(IntegrityError):
         list(data.iter_texts("train"))
+
+
+def test_a_disk_that_fills_up_is_told_as_that_and_leaves_nothing(small: dataset.Dataset, monkeypatch):
+    """Real writes to the one device that is always full."""
+    tokenizer = make_tokenizer(small)
+    monkeypatch.setattr(shard.Shard, "_open", lambda self, part: Path("/dev/full").open("wb"))
+    with pytest.raises(MachineError, match="the disk is full"):
+        tokens.tokenize(small, tokenizer)
+    assert not list(small.folder.glob("tokens/*")) and not list(small.folder.glob("tokens/.*.partial"))

@@ -28,6 +28,8 @@ class Shard:
         import numpy as np
 
         self._output.close()
+        if error[0] is not None:
+            return
         offsets = np.zeros(len(self._lengths) + 1, "<u8")
         np.cumsum(np.frombuffer(self._lengths, np.uint64), out=offsets[1:])
         self._save("offsets", offsets)
@@ -35,7 +37,7 @@ class Shard:
 
     def write(self, encoded: "Encoded") -> None:
         """Append a batch."""
-        encoded.ids.tofile(self._output)
+        self._output.write(encoded.ids.data)
         self._lengths.extend(encoded.lengths.tolist())
         self._text_bytes.extend(encoded.text_bytes.tolist())
         self._num_tokens += len(encoded.ids)
@@ -45,7 +47,7 @@ class Shard:
 
     def _save(self, part: str, values: "np.ndarray") -> None:
         with self._open(part) as output:
-            values.tofile(output)
+            output.write(values.data)  # tofile would not say that the disk is full
 
     def _line(self, document: int) -> int:
         """The line of the split's file, from 0, that a document is."""
@@ -85,12 +87,13 @@ class SampleShard(Shard):
         import numpy as np
 
         self._labels.close()
-        self._save("records", np.frombuffer(self._lines, np.uint32).astype("<u4"))
+        if error[0] is None:
+            self._save("records", np.frombuffer(self._lines, np.uint32).astype("<u4"))
         super().__exit__(*error)
 
     def write(self, encoded: "Encoded") -> None:
         super().write(encoded)
-        encoded.trained.tofile(self._labels)
+        self._labels.write(encoded.trained.data)
         self._lines.extend(encoded.lines.tolist())
         self._num_trained += int(encoded.trained.sum())
 

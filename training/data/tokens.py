@@ -152,7 +152,8 @@ def _require_form(dataset: Dataset, settings: Settings | None) -> None:
 
 def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
     text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
-    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * tokenizer.dtype.itemsize)
+    token_bytes = tokenizer.dtype.itemsize + (dataset.form != TEXT_FORM)  # a label is a byte
+    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * token_bytes)
     files.require_space(folder, needed_bytes, "the tokens")
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def _workers(count: int, what: tuple[Path, dict, Settings | None]) -> Iterator[l
     context = multiprocessing.get_context("spawn")  # a fork would take the threads' locks along
     processes, pipes = [], []
     try:
+        resource_tracker.ensure_running()  # starting it would unblock again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is blocked now, they never hear
         try:
             for _ in range(count):
