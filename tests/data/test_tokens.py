@@ -1,6 +1,7 @@
 """Token shards: every text whole, in order, without control tokens, and keyed by data and tokenizer."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,11 @@ def test_a_split_with_other_bytes_is_told_by_whoever_reads_it(small: dataset.Dat
 def test_a_disk_that_fills_up_is_told_as_that_and_leaves_nothing(small: dataset.Dataset, monkeypatch):
     """Real writes to the one device that is always full."""
     tokenizer = make_tokenizer(small)
-    monkeypatch.setattr(shard.Shard, "_open", lambda self, part: Path("/dev/full").open("wb"))
+    monkeypatch.setattr(shard.Shard, "_open", _full)
     with pytest.raises(MachineError, match="the disk is full"):
         tokens.tokenize(small, tokenizer)
     assert not list(small.folder.glob("tokens/*")) and not list(small.folder.glob("tokens/.*.partial"))
+
+
+def _full(self: shard.Shard, part: str):
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")

@@ -11,7 +11,7 @@ never becomes a control token. Packing into batches is not done here.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,27 +164,27 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
         "tokenizer": {"name": tokenizer.name, "hash": tokenizer.hash, "pre_tokenizer": tokenizer.pre_tokenizer},
         "dtype": tokenizer.dtype.str,
     }
-    if dataset.form == TEXT_FORM:
-        body["splits"] = {split: _write_texts(folder, dataset, tokenizer, split) for split in dataset.splits}
-    else:
+    has_answers = dataset.form != TEXT_FORM
+    if has_answers:
         body["labels"] = settings.key(tokenizer.chat_template)
-        body["splits"] = {
-            split: _write_samples(folder, dataset, tokenizer, settings, split) for split in dataset.splits
-        }
+    text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
+    with workers.started(tokenizer, settings if has_answers else None, text_bytes) as encode:
+        write = partial(_write_samples, settings=settings) if has_answers else _write_texts
+        body["splits"] = {split: write(folder, dataset, split, encode) for split in dataset.splits}
     files.write_manifest(folder, KIND, {**body, "tool": version.tool()})
 
 
-def _write_texts(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: str) -> dict:
+def _write_texts(folder: Path, dataset: Dataset, split: str, encode: workers.Encode) -> dict:
     with Shard(folder, split) as shard:
-        for encoded in _encoded(dataset, tokenizer, None, split):
+        for encoded in _encoded(dataset, split, encode):
             shard.write(encoded)
     return shard.figures()
 
 
-def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Settings, split: str) -> dict:
+def _write_samples(folder: Path, dataset: Dataset, split: str, encode: workers.Encode, settings: Settings) -> dict:
     tally = Tally(dataset.reference, split, settings)
     with SampleShard(folder, split) as shard:
-        for encoded in _encoded(dataset, tokenizer, settings, split):
+        for encoded in _encoded(dataset, split, encode):
             shard.write(encoded)
             tally.add(encoded)
     figures = shard.figures()
@@ -192,12 +192,11 @@ def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, setting
     return figures | tally.figures()
 
 
-def _encoded(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None, split: str) -> Iterator[Encoded]:
+def _encoded(dataset: Dataset, split: str, encode: workers.Encode) -> Iterator[Encoded]:
     """Encode a split's records batch by batch, showing how far it is."""
-    sizes, num_tokens = dataset.manifest["splits"][split], 0
-    work = workers.batches(dataset.iter_lines(split))
-    with Progress(f"tokens {split}", sizes["records"], "record") as progress:
-        for encoded in workers.encoded(work, tokenizer, settings, workers.count_for(sizes["text_bytes"])):
+    num_tokens = 0
+    with Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record") as progress:
+        for encoded in encode(dataset.iter_lines(split)):
             yield encoded
             num_tokens += len(encoded.ids)
             done = len(encoded.lines) + len(encoded.left_out)

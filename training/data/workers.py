@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,11 +20,12 @@ from training.data.supervised import Encoded, Encoder, TextEncoder
 from training.data.supervision import Settings
 from training.tokenizer.artifact import Tokenizer
 
-SMALL_BYTES = 4 << 20
+SMALL_BYTES = 16 << 20
 """Below this much text the start of processes costs more than they save."""
 _BATCH_BYTES, _BATCH_RECORDS = 1 << 20, 1024
 
 Batch = tuple[int, list[bytes]]
+Encode = Callable[[Iterable[bytes]], Iterator[Encoded]]
 
 
 def count_for(text_bytes: int) -> int:
@@ -45,30 +46,37 @@ def batches(lines: Iterable[bytes]) -> Iterator[Batch]:
         yield start, batch
 
 
-def encoded(
-    work: Iterable[Batch], tokenizer: Tokenizer, settings: Settings | None, num_workers: int
-) -> Iterator[Encoded]:
-    """Yield what an encoder makes of each batch, in order. Raises what it raises.
+@contextlib.contextmanager
+def started(tokenizer: Tokenizer, settings: Settings | None, text_bytes: int) -> Iterator[Encode]:
+    """Give a function that turns the lines of a split into encoded batches, in order.
 
     Args:
         settings: of records with answers; None for texts.
+        text_bytes: how much there is to encode in all, which decides the number of processes.
+
+    The function raises what an encoder raises, and RunError where a process has died.
     """
+    num_workers = count_for(text_bytes)
     if num_workers == 1:
         encoder = _encoder(tokenizer, settings)
-        yield from (_encode(encoder, batch) for batch in work)
+        yield lambda lines: (_encode(encoder, batch) for batch in batches(lines))
         return
     with _workers(num_workers, (tokenizer.folder, tokenizer.manifest, settings)) as pipes:
-        free, waiting = deque(pipes), deque()
-        for batch in work:
-            results = []
-            if not free:
-                free.append(waiting.popleft())
-                results.append(_receive(free[0]))
-            _send(free[0], batch)
-            waiting.append(free.popleft())
-            yield from results
-        while waiting:
-            yield _receive(waiting.popleft())
+        yield lambda lines: _in_turn(pipes, batches(lines))
+
+
+def _in_turn(pipes: list[Connection], work: Iterable[Batch]) -> Iterator[Encoded]:
+    free, waiting = deque(pipes), deque()
+    for batch in work:
+        results = []
+        if not free:
+            free.append(waiting.popleft())
+            results.append(_receive(free[0]))
+        _send(free[0], batch)
+        waiting.append(free.popleft())
+        yield from results
+    while waiting:
+        yield _receive(waiting.popleft())
 
 
 def _encoder(tokenizer: Tokenizer, settings: Settings | None) -> Encoder | TextEncoder:
