@@ -178,3 +178,25 @@ def test_spans_of_a_long_conversation_are_in_order_and_apart(name):
     messages = [turn for i in range(60) for turn in (user(f"q{i}"), assistant(f"a{i}"))]
     said = of_family(name, messages)
     assert [one.strip().partition("<")[0] for one in said] == [f"a{i}" for i in range(60)]
+
+
+ODD = "a \n\t\r\u2028\u00a0é\u0301你👍\u200d<>|[]{}%#\"'\\/\x00\x1f\ufeff\U000f0000\U00100001_"
+
+
+@pytest.mark.parametrize("name", ["chatml", "smollm-2", "llama-3", "qwen-3", "mistral", "gemma", "harmony"])
+def test_before_a_last_answer_stands_the_servers_prompt(name):
+    """B26, B23: for any text, also where contents are blank-edged, odd or alike; answers hold all that was said."""
+    generator, family = random.Random(name), templates.FAMILIES[name]
+    template = Template(family.source, family.specials, DAY)
+    renderer = Renderer(template, family.controls)
+    for _ in range(150):
+        texts = ["".join(generator.choices(ODD, k=generator.randint(1, 9))) for _ in range(4)]
+        if not all(text.strip() for text in texts):
+            continue
+        talk = of_record({"messages": [(user, assistant)[i % 2](text) for i, text in enumerate(texts)]})
+        found = renderer.render(talk)
+        assert not found.is_last_only and len(found.spans) == 2, texts
+        (first, first_end), (last, last_end) = found.spans
+        assert found.text[:last] == template.render(talk.messages[:3], prompt=True), texts
+        assert texts[1].strip() in found.text[first:first_end] and texts[3].strip() in found.text[last:last_end]
+        assert found.text[last_end:].strip() == ""
