@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -80,7 +80,7 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: data-prepare data-peek tokenizer-train
+.PHONY: data-prepare data-peek tokenizer-train tokenizer-measure tokenizer-add
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 
@@ -91,6 +91,14 @@ data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)
 	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
+
+tokenizer-measure: setup ## Compare tokenizers on a data set. DATASET=name@hash (ARGS="NAME FOLDER FILE.gguf --sweep 2048,4096")
+	$(call need,DATASET,make tokenizer-measure DATASET=stdlib ARGS=stdlib)
+	@$(TRAINYARD) tokenizer-measure --dataset "$$DATASET" $(ARGS)
+
+tokenizer-add: setup ## Add tokens to a base's tokenizer. BASE=folder or name@hash (ARGS="--token '<x>' --name NAME")
+	$(call need,BASE,make tokenizer-add BASE=/app/models/my-base ARGS="--token '<x>'")
+	@$(TRAINYARD) tokenizer-add "$$BASE" $(ARGS)
 
 ##@ Train
 .PHONY: train-calibrate train resume runs evaluate

@@ -2,15 +2,19 @@
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from training.cli import main
 from training.core import files
-from training.core.errors import UserError
+from training.core.errors import RunError, UserError
 from training.core.paths import REPOSITORY
 from training.tokenizer import artifact, pretokenizers
 from training.tokenizer.train import Corpus, Settings, cut_long_runs, train
@@ -141,3 +145,56 @@ def test_a_vocabulary_too_small_or_a_wrong_name_is_refused():
 
 def test_a_text_too_small_for_its_vocabulary_says_so(make_tokenizer, caplog: pytest.LogCaptureFixture):
     assert make_tokenizer(["abab abab"], vocab_size=4000).vocab_size < 300
+
+
+def test_reserved_tokens_and_templates_by_name(make_tokenizer):
+    tokenizer = make_tokenizer(chat_template="llama-3", num_reserved=2)
+    kept = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|reserved_0|>", "<|reserved_1|>"]
+    assert list(tokenizer.specials) == [artifact.BOS, artifact.EOS, artifact.PAD, *kept]
+    assert "<|eot_id|>" in tokenizer.chat_template and tokenizer.encode("<|reserved_1|>")[1:] == [7]
+    plain = make_tokenizer(chat_template="none")
+    assert plain.chat_template is None and len(plain.specials) == 3
+    with pytest.raises(UserError, match="no such chat template"):
+        Settings(chat_template="chatnl")
+
+
+def test_nothing_is_kept_that_could_not_be_proved(own_roots: Path):
+    def refuse(tokenizer: artifact.Tokenizer, texts) -> dict:
+        assert tokenizer.encode("a") and list(texts) == TIED
+        raise RunError("other ids")
+
+    with pytest.raises(RunError):
+        train(corpus(TIED), Settings(vocab_size=270), name="unproved", prove=refuse)
+    assert list((own_roots / "training/tokenizers/unproved").glob("[!.]*")) == []
+    folder, reused = train(corpus(TIED), Settings(vocab_size=270), name="unproved", prove=lambda *_: {"different": 0})
+    assert not reused and artifact.load(folder).manifest["proved"] == {"different": 0}
+
+
+def test_an_error_of_the_texts_is_the_callers(own_roots: Path):
+    """The library reads in a thread; what goes wrong there is raised here."""
+
+    def broken():
+        yield "text"
+        raise UserError("the file is gone")
+
+    with pytest.raises(UserError, match="the file is gone"):
+        train(replace(corpus(TIED), read=broken), Settings(vocab_size=270), name="broken")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_is_heard_while_pairs_are_merged(own_roots: Path, tmp_path: Path, number: signal.Signals):
+    """On words that have little in common the merging takes far longer than the wait below."""
+    draw, path = random.Random(1), tmp_path / "words.jsonl"
+    rows = (" ".join("".join(draw.choices("abcdefghijklmnop", k=9)) for _ in range(1000)) for _ in range(900))
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    assert main(["data-prepare", str(path)]) == 0
+    command = [sys.executable, "-m", "training", "tokenizer-train", "--dataset", "words", "--vocab-size", "500000"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    assert any("merging pairs" in line for line in process.stderr)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert list((own_roots / "training/tokenizers/words").glob("*")) == []

@@ -1,11 +1,11 @@
-"""`bench`: how quick the calculator is, as ratios of times of one run."""
+"""`bench`: how quick memfit and the tokenizer are, as ratios of times of one run."""
 
 import argparse
 from pathlib import Path
 
 from training.core.report import Report
 
-SUMMARY = "time memfit, its replay and its solving against each other"
+SUMMARY = "time memfit, its replay and its solving, and the tokenizer beside the library"
 EXAMPLE = "make bench"
 
 
@@ -16,10 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.calculator import speed
+    from training.calculator import speed as of_memfit
+    from training.tokenizer import speed as of_tokenizer
 
-    ratios = speed.run(Path(args.config))
+    ratios = (*of_memfit.run(Path(args.config)), *of_tokenizer.run())
     for ratio in ratios:
         times = f"{ratio.seconds * 1e3:.0f} ms over {ratio.base_seconds * 1e3:.0f}"
-        report.add(ratio.name, f"{ratio.value:.1f} ({times})")
+        report.add(ratio.name, f"{ratio.value:.2f} ({times})")
     return {"schema": 1, "ratios": [ratio.to_json() for ratio in ratios]}

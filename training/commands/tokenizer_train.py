@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         num_reserved=args.reserve,
     )  # fmt: skip
     data = dataset.load(dataset.resolve(args.dataset))
-    folder, reused = train.train(_corpus(data), settings, name=args.name or data.name, prove=proof.prove)
+    folder, reused = train.train(corpus_of(data), settings, name=args.name or data.name, prove=proof.prove)
     tokenizer = artifact.load(folder)
     document = {
         "tokenizer": store.reference(folder), "hash": tokenizer.hash, "folder": str(folder), "reused": reused,
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     return document
 
 
-def _corpus(data):
+def corpus_of(data):
+    """What a tokenizer is trained on: a dataset's train split."""
     from training.core import files
     from training.data.dataset import KIND
     from training.tokenizer.train import Corpus

@@ -12,16 +12,15 @@ leads to is taken, and told; else the conversation is refused.
 import bisect
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from training.core.errors import UserError
 from training.data.conversation import ANSWERING, Conversation
+from training.data.marks import Marked, Places, Position, at_first, at_last, at_middle, at_start, without
 from training.data.supervision import lever
 from training.tokenizer.template import Span, Template, Unrenderable
 
-_PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
-_PLANES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -85,8 +84,8 @@ class Renderer:
     def contents(self, conversation: Conversation) -> tuple[str, list[Span | None]]:
         """The text, and the span of each message's own content in it. Raises UserError where it cannot be followed."""
         text = self._plain(conversation)
-        first = self._places(conversation, text, _at_start)
-        last = self._places(conversation, text, _at_last)
+        first = self._places(conversation, text, at_start)
+        last = self._places(conversation, text, at_last)
         numbers = range(len(conversation.messages))
         spans = [(min(first[i]), max(last[i]) + 1) if i in first and i in last else None for i in numbers]
         return text, spans
@@ -127,7 +126,7 @@ class Renderer:
         index %= len(conversation.messages)
         try:
             text = self._plain(conversation)
-            places = self._places(conversation, text, _at_last)
+            places = self._places(conversation, text, at_last)
         except UserError:
             return ""
         if index not in places:
@@ -140,8 +139,8 @@ class Renderer:
     def _traced(self, conversation: Conversation, text: str) -> tuple[Span, ...]:
         """The span of each answer, in order."""
         marked = places = None
-        for position in (_at_last, _at_middle, _at_first):
-            marked = _Marked(conversation, position)
+        for position in (at_last, at_middle, at_first):
+            marked = Marked(conversation, position)
             places = self._found(marked, text)
             if places is not None and all(index in places for index in conversation.answers):
                 break
@@ -149,13 +148,13 @@ class Renderer:
             raise _unfollowable("an answer that is cut, changed or left out")
         return tuple(self._span(marked, places, index, text) for index in conversation.answers)
 
-    def _places(self, conversation: Conversation, text: str, position) -> dict[int, list[int]]:
-        places = self._found(_Marked(conversation, position), text)
+    def _places(self, conversation: Conversation, text: str, position: Position) -> Places:
+        places = self._found(Marked(conversation, position), text)
         if places is None:
             raise _unfollowable("a text that is cut or changed")
         return places
 
-    def _found(self, marked: "_Marked", text: str) -> dict[int, list[int]] | None:
+    def _found(self, marked: Marked, text: str) -> Places | None:
         """Where in `text` the marked character of each message stands; None where marks change more than themselves."""
         try:
             plain, places = marked.strip(self._plain(marked.conversation))
@@ -163,7 +162,7 @@ class Renderer:
             return None
         return places if plain == text else None
 
-    def _span(self, marked: "_Marked", places: dict[int, list[int]], index: int, text: str) -> Span:
+    def _span(self, marked: Marked, places: Places, index: int, text: str) -> Span:
         mark = max(places[index])
         after = [place for other, found in places.items() if other > index for place in found]
         end = self.ends.search(text, mark, min(after, default=len(text)))
@@ -171,7 +170,7 @@ class Renderer:
             raise _unfollowable("a turn without an end")
         return self._start(marked, places, index, text), end.end()
 
-    def _start(self, marked: "_Marked", places: dict[int, list[int]], index: int, text: str) -> int:
+    def _start(self, marked: Marked, places: Places, index: int, text: str) -> int:
         """Where the server lets the answer begin: behind what its prompt has after the message before."""
         try:
             prompt, asked = marked.strip(self._plain(marked.before(index), prompt=True))
@@ -206,11 +205,11 @@ class Renderer:
 
     def _narrowed(self, conversation: Conversation, text: str, spans: tuple[Span, ...] | None) -> Rendered:
         """The spans that the template marks, each with the end of its turn and without what the server writes."""
-        opening, closing = _Marked.free(conversation, 2)
+        opening, closing = Marked.free(conversation, 2)
         rendered = self.template.marked(
             conversation.messages, opening, closing, tools=conversation.tools, thinking=conversation.thinks
         )
-        plain, found = _without(rendered, {opening: 0, closing: 1})
+        plain, found = without(rendered, {opening: 0, closing: 1})
         if plain != text or len(found.get(0, ())) != len(found.get(1, ())):
             raise _unfollowable("generation marks that change the text")
         result, answers = [], []
@@ -236,7 +235,7 @@ class Renderer:
         """The last answer, where the server's prompt for it is how the text begins."""
         last = len(conversation.messages) - 1
         if conversation.ends_with_answer and last > 0:
-            prompt = self._plain(_cut(conversation, last), prompt=True)
+            prompt = self._plain(conversation.first(last), prompt=True)
             end = self.ends.search(text, len(prompt))
             if text.startswith(prompt) and end:
                 span = (len(prompt), end.end())
@@ -244,100 +243,10 @@ class Renderer:
         raise _unfollowable("an answer that is cut, changed or left out")
 
 
-class _Marked:
-    """A conversation with one private character in each message, put before a character that no template looks at.
-
-    Args:
-        position: of a text, the index before which its mark goes.
-    """
-
-    def __init__(self, conversation: Conversation, position):
-        self._plain, self._position = conversation, position
-        self._marks = self.free(conversation, len(conversation.messages))
-        self._number = {mark: index for index, mark in enumerate(self._marks)}
-        messages = [self._with_mark(one, mark) for one, mark in zip(conversation.messages, self._marks, strict=True)]
-        self.conversation = replace(conversation, messages=tuple(messages))
-
-    @staticmethod
-    def free(conversation: Conversation, count: int) -> list[str]:
-        """Private characters that the conversation does not use."""
-        used = {one for _, text, _ in conversation.texts() for one in _PRIVATE.findall(text)}
-        free = [chr(code) for plane in _PLANES for code in plane[: count + len(used)] if chr(code) not in used]
-        if len(free) < count:
-            raise _unfollowable(f"{count} messages")
-        return free[:count]
-
-    def _with_mark(self, message: dict, mark: str) -> dict:
-        """A message with its mark in its content (where it has none, its thought) and in the name of its last call."""
-        message = dict(message)
-        for key in ("content", "reasoning_content"):
-            if isinstance(message.get(key), str) and message[key].strip():
-                message[key] = _insert(message[key], mark, self._position)
-                break
-        if calls := message.get("tool_calls"):
-            call = dict(calls[-1])
-            called = dict(call["function"]) if "function" in call else call
-            called["name"] = _insert(called["name"], mark, self._position)
-            message["tool_calls"] = [*calls[:-1], {**call, "function": called} if "function" in call else called]
-        return message
-
-    def before(self, index: int) -> Conversation:
-        """The marked messages before one of them."""
-        return _cut(self.conversation, index)
-
-    def strip(self, rendered: str) -> tuple[str, dict[int, list[int]]]:
-        """A render without the marks, and where in it the character behind each message's marks stands."""
-        return _without(rendered, self._number)
-
-    def first_place(self, index: int, mark: int, text: str) -> int:
-        """Where a message's own text begins at the latest."""
-        core = (self._plain.messages[index].get("content") or "").strip()
-        head = core[: self._position(core)] if core else ""
-        return mark - len(head) if head and text.endswith(head, 0, mark) else mark
-
-
-def _at_last(text: str) -> int:
-    return len(text) - 1
-
-
-def _at_middle(text: str) -> int:
-    return len(text) // 2
-
-
-def _at_start(text: str) -> int:
-    return 0
-
-
-def _at_first(text: str) -> int:
-    return min(1, len(text) - 1)
-
-
-def _insert(text: str, mark: str, position) -> str:
-    core = text.strip()
-    place = text.index(core) + position(core)
-    return text[:place] + mark + text[place:]
-
-
-def _without(rendered: str, numbers: dict[str, int]) -> tuple[str, dict[int, list[int]]]:
-    """A text without marks, and the places in it where each of them stood."""
-    places: dict[int, list[int]] = {}
-    parts, position, removed = [], 0, 0
-    for match in _PRIVATE.finditer(rendered):
-        if match[0] in numbers:
-            places.setdefault(numbers[match[0]], []).append(match.start() - removed)
-            parts.append(rendered[position : match.start()])
-            position, removed = match.end(), removed + 1
-    return "".join([*parts, rendered[position:]]), places
-
-
 def _covering(spans: Sequence[Span], start: int, end: int) -> int | None:
     """The last span that begins before `end` and ends behind `start`."""
     number = bisect.bisect_left([span[0] for span in spans], end) - 1
     return number if number >= 0 and spans[number][1] > start else None
-
-
-def _cut(conversation: Conversation, count: int) -> Conversation:
-    return replace(conversation, messages=conversation.messages[:count])
 
 
 def _example(with_call: bool, turns: int = 1) -> Conversation:

@@ -55,6 +55,10 @@ class Conversation:
         messages[index] = {**messages[index], "content": content}
         return replace(self, messages=tuple(messages))
 
+    def first(self, count: int) -> "Conversation":
+        """The same with its first messages alone."""
+        return replace(self, messages=self.messages[:count])
+
     def texts(self) -> Iterator[tuple[str, str, bool]]:
         """Yield every text that a template may print, its place, and whether an assistant says it."""
         for index, message in enumerate(self.messages):

@@ -1,12 +1,17 @@
 """What a tokenizer does to text: bytes per token, and what its vocabulary holds. Owns figures, changes nothing."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from training.core import files
+from training.core.errors import UserError
+from training.tokenizer import artifact, gguf_vocabulary
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 
 _BATCH_CHARS = 4 << 20
+_HELD_TEXTS = 256
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ def compression(tokenizer: Tokenizer, texts: Iterable[str]) -> Compression:
     text_bytes = num_tokens = 0
     for batch in batches(texts):
         text_bytes += sum(len(text.encode()) for text in batch)
-        num_tokens += sum(len(ids) - 2 for ids in tokenizer.encode_documents(batch))
+        num_tokens += sum(map(len, tokenizer.encode_plain(batch)))
     return Compression(text_bytes, num_tokens)
 
 
@@ -41,6 +46,83 @@ def batches(texts: Iterable[str], batch_chars: int = _BATCH_CHARS) -> Iterable[l
             batch, size = [], 0
     if batch:
         yield batch
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a tokenizer did to some text.
+
+    Args:
+        sources: how far each source's text was compressed, by the source's name.
+        single_byte_share: which share of the tokens stands for one byte alone.
+        unused_entries: the ids, but for those of special tokens, that no text used.
+    """
+
+    tokenizer: Tokenizer
+    sources: dict[str, Compression]
+    single_byte_share: float
+    unused_entries: list[int]
+
+    @property
+    def all(self) -> Compression:
+        """All sources together."""
+        parts = self.sources.values()
+        return Compression(sum(one.text_bytes for one in parts), sum(one.num_tokens for one in parts))
+
+    def to_json(self) -> dict:
+        return {
+            "name": self.tokenizer.name, "hash": self.tokenizer.hash, "vocab_size": self.tokenizer.vocab_size,
+            "pre_tokenizer": self.tokenizer.pre_tokenizer, "text_bytes": self.all.text_bytes,
+            "tokens": self.all.num_tokens, "bytes_per_token": self.all.bytes_per_token,
+            "single_byte_share": self.single_byte_share, "unused_entries": len(self.unused_entries),
+            "sources": {
+                name: {"text_bytes": one.text_bytes, "tokens": one.num_tokens, "bytes_per_token": one.bytes_per_token}
+                for name, one in self.sources.items()
+            },
+        }  # fmt: skip
+
+
+def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Measured:
+    """Encode texts as plain text and count; each comes as the name of its source and itself. Raises UserError
+    where there is no text."""
+    import numpy as np
+
+    text_bytes, num_tokens = Counter(), Counter()
+    counts_V = np.zeros(tokenizer.vocab_size, np.int64)
+    held: list[np.ndarray] = []
+    for source, text in texts:
+        [ids] = tokenizer.encode_plain([text])
+        text_bytes[source] += len(text.encode())
+        num_tokens[source] += len(ids)
+        held.append(ids)
+        if len(held) == _HELD_TEXTS:
+            counts_V += np.bincount(np.concatenate(held), minlength=tokenizer.vocab_size)
+            held.clear()
+    if held:
+        counts_V += np.bincount(np.concatenate(held), minlength=tokenizer.vocab_size)
+    sources = {name: Compression(size, num_tokens[name]) for name, size in text_bytes.most_common() if size}
+    if not sources:
+        raise UserError("there is no text to measure on", expected="a data set with at least one character of text")
+    single_bytes = int(counts_V[tokenizer.num_bytes_V == 1].sum())
+    specials = set(tokenizer.specials.values())
+    unused = [int(number) for number in (counts_V == 0).nonzero()[0] if number not in specials]
+    return Measured(tokenizer, sources, single_bytes / int(counts_V.sum()), unused)
+
+
+def open_named(reference: str, workspace: Path) -> Tokenizer:
+    """Open a tokenizer by an artifact's `name@hash`, a Hugging Face folder or a GGUF file.
+
+    `workspace` is an existing folder; what a GGUF file holds is written out in it.
+    """
+    path = Path(reference)
+    if path.suffix == ".gguf" and path.is_file():
+        folder = workspace / f"{path.stem}-{len(list(workspace.iterdir()))}"
+        folder.mkdir()
+        opened = artifact.of_base(gguf_vocabulary.to_folder(path, folder))
+        return Tokenizer(opened.folder, opened.manifest | {"name": path.stem})
+    if (path / TOKENIZER).is_file() and not (path / files.MANIFEST).is_file():
+        return artifact.of_base(path)
+    return artifact.load(artifact.resolve(reference))
 
 
 def multi_digit_tokens(tokenizer: Tokenizer) -> list[str]:

@@ -5,18 +5,21 @@ same texts in any order, on any number of threads, give the same tokenizer.json;
 settings and the library's version recognises what is already made. Takes iterators of text and knows no dataset.
 """
 
-import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.tokenizer import artifact, chat_templates, measure, pretokenizers
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 3
@@ -104,7 +107,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None 
     with store.exclusive(folder, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
-        library = _train(corpus, settings)
+        library = learn(corpus, settings)
         with files.atomic_folder(folder) as temporary:
             _write(temporary, library, corpus, settings, name, key, prove)
     return folder, False
@@ -121,7 +124,8 @@ def _key(corpus: Corpus, settings: Settings) -> str:
     )  # fmt: skip
 
 
-def _train(corpus: Corpus, settings: Settings):
+def learn(corpus: Corpus, settings: Settings) -> "tokenizers.Tokenizer":
+    """Learn a vocabulary from the texts; nothing is written."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     library = Tokenizer(models.BPE(ignore_merges=pretokenizers.ignores_merges(settings.pre_tokenizer)))
@@ -170,6 +174,9 @@ def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
 
 def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     """Yield a text in pieces so that no run without whitespace, and none of whitespace, is longer than the limit."""
+    if not _may_have_long_run(text, longest_chars):
+        yield text
+        return
     # The look-behinds let a run be tried at its first character only: linear in the text.
     long_run = re.compile(rf"(?<!\S)\S{{{longest_chars + 1},}}|(?<!\s)\s{{{longest_chars + 1},}}")
     start = 0
@@ -180,32 +187,42 @@ def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
     yield text[start:]
 
 
+def _may_have_long_run(text: str, longest_chars: int) -> bool:
+    """Whether a long run is possible, seen from every so many-th character: a tenth of the time, and never a miss."""
+    step = max(1, longest_chars // 100)
+    num_samples = longest_chars // step  # that a longer run holds at least, one after another
+    return re.search(rf"\S{{{num_samples}}}|\s{{{num_samples}}}", text[::step]) is not None
+
+
 def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, prove: Prove | None) -> None:
-    text = library.to_str(pretty=True)
-    files.write_text(folder / artifact.TOKENIZER, text)
+    files.write_text(folder / artifact.TOKENIZER, library.to_str(pretty=True))
     files.write_json(folder / artifact.CONFIG, _transformers_config())
     if source := chat_templates.named(settings.chat_template).source:
         files.write_text(folder / artifact.TEMPLATE, source)
-    vocab_size = library.get_vocab_size(with_added_tokens=True)
-    if vocab_size < settings.vocab_size:
-        _logger.warning("the text gave only %d of %d vocabulary entries", vocab_size, settings.vocab_size)
-    body = {
-        "name": name,
-        "hash": files.sha256_file(folder / artifact.TOKENIZER),
-        "key": key,
-        "vocab_size": vocab_size,
-        "pre_tokenizer": pretokenizers.name_of(json.loads(text)),
-        "add_bos": True,
-        "roles": {"bos": artifact.BOS, "eos": artifact.EOS, "pad": artifact.PAD},
-        "specials": {special: library.token_to_id(special) for special in settings.specials},
-        "settings": asdict(settings),
-        "trained_on": corpus.to_manifest(),
-    }
+    body = manifest_of(folder, name, settings)
+    if body["vocab_size"] < settings.vocab_size:
+        _logger.warning("the text gave only %d of %d vocabulary entries", body["vocab_size"], settings.vocab_size)
+    body |= {"key": key, "settings": asdict(settings), "trained_on": corpus.to_manifest()}
     tokenizer = artifact.Tokenizer(folder, body)
     figures = _measure(tokenizer, corpus)
     if prove is not None:
         figures["proved"] = prove(tokenizer, corpus.read())
     files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
+
+
+def manifest_of(folder: Path, name: str, settings: Settings) -> dict:
+    """What a manifest says of the `tokenizer.json` in a folder that `learn` gave under these settings."""
+    document = files.read_json(folder / artifact.TOKENIZER)
+    ids = {token["content"]: token["id"] for token in document["added_tokens"]}
+    return {
+        "name": name,
+        "hash": files.sha256_file(folder / artifact.TOKENIZER),
+        "vocab_size": len(document["model"]["vocab"]),
+        "pre_tokenizer": pretokenizers.name_of(document),
+        "add_bos": True,
+        "roles": {"bos": artifact.BOS, "eos": artifact.EOS, "pad": artifact.PAD},
+        "specials": {special: ids[special] for special in settings.specials},
+    }
 
 
 def _measure(tokenizer: artifact.Tokenizer, corpus: Corpus) -> dict:

@@ -1,0 +1,138 @@
+"""What a tokenizer does to text, counted; sizes of vocabulary with their cost; GGUF files and folders beside ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tokenizer.conftest import corpus_of, sample_texts
+from training.cli import main
+from training.core.errors import UserError
+from training.core.paths import REPOSITORY
+from training.llamacpp import tiny
+from training.tokenizer import artifact, measure, proof, sweep
+from training.tokenizer.train import Corpus, Settings, learn
+
+DEMO = REPOSITORY / "recipes/demo/pretrain-stdlib.yaml"
+
+
+@pytest.fixture
+def records(tmp_path: Path, own_roots: Path) -> str:
+    """A prepared data set of two sources; its reference."""
+    path = tmp_path / "mixed.jsonl"
+    rows = [
+        {"text": text, "source": "ab"[number % 2], "group": f"{number}"} for number, text in enumerate(sample_texts())
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["data-prepare", str(path)]) == 0
+    return "mixed"
+
+
+def test_every_figure_is_counted(make_tokenizer):
+    tokenizer = make_tokenizer()
+    measured = measure.measure(tokenizer, [("one", "return xyz"), ("two", "\u4f60"), ("one", "q"), ("none", "")])
+    ids = [tokenizer.encode_plain([text])[0].tolist() for text in ("return xyz", "\u4f60", "q")]
+    assert (
+        measured.sources["one"] == measure.Compression(11, len(ids[0]) + len(ids[2])) and "none" not in measured.sources
+    )
+    assert measured.all.text_bytes == 14 and measured.all.num_tokens == sum(map(len, ids))
+    used = set(ids[0] + ids[1] + ids[2])
+    assert len(measured.unused_entries) == tokenizer.vocab_size - len(tokenizer.specials) - len(used)
+    single = sum(5 <= number < 261 for number in ids[0] + ids[1] + ids[2])  # after the specials come the 256 bytes
+    assert single > 0
+    assert measured.single_byte_share == pytest.approx(single / measured.all.num_tokens)
+
+
+def test_no_text_is_refused(make_tokenizer):
+    with pytest.raises(UserError, match="no text"):
+        measure.measure(make_tokenizer(), [("a", "")])
+
+
+def test_a_gguf_file_is_the_tokenizer_that_it_was_made_of(make_tokenizer, tmp_path: Path):
+    """Roles, specials, the template, the pre-tokenizer and every id."""
+    for name in ("llama-bpe", "smollm"):
+        tokenizer = make_tokenizer(pre_tokenizer=name, name=name)
+        path = tmp_path / f"{name}.gguf"
+        tiny.write(path, seed=1, vocabulary=proof.vocabulary(tokenizer), template=tokenizer.chat_template)
+        opened = measure.open_named(str(path), tmp_path)
+        kept = ("vocab_size", "pre_tokenizer", "add_bos", "roles", "specials")
+        assert {key: opened.manifest[key] for key in kept} == {key: tokenizer.manifest[key] for key in kept}
+        assert opened.chat_template == tokenizer.chat_template and opened.name == name
+        for text in ("don't 12345\r\n \u4f60", "a<|im_end|>\n"):
+            assert opened.encode(text) == tokenizer.encode(text)
+
+
+def test_a_gguf_of_another_kind_is_refused(make_tokenizer, tmp_path: Path):
+    vocabulary = proof.vocabulary(make_tokenizer())
+    path = tiny.write(
+        tmp_path / "other.gguf", seed=1, vocabulary=type(vocabulary)(**vars(vocabulary) | {"pre": "tekken"})
+    )
+    with pytest.raises(UserError, match="not known here") as caught:
+        measure.open_named(str(path), tmp_path)
+    assert "tekken" in caught.value.found
+
+
+def test_a_folder_and_a_name_are_opened(make_tokenizer, tmp_path: Path):
+    tokenizer = make_tokenizer()
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    tokenizer.copy_to(folder)
+    for reference in ("small", str(tokenizer.folder), str(folder)):
+        assert measure.open_named(reference, tmp_path).hash == tokenizer.hash
+    (folder / artifact.MANIFEST_IN_CHECKPOINT).unlink()
+    assert measure.open_named(str(folder), tmp_path).specials == tokenizer.specials
+
+
+@pytest.mark.parametrize("size", [280, 300, 320])
+def test_a_smaller_vocabulary_is_the_beginning_of_a_larger(size: int):
+    corpus = corpus_of(sample_texts())
+    whole = json.loads(learn(corpus, Settings(vocab_size=600)).to_str())
+    assert sweep.cut(whole, size) == json.loads(learn(corpus, Settings(vocab_size=size)).to_str())
+
+
+def test_a_sweep_prices_each_size(records: str):
+    texts = sample_texts()
+    corpus = Corpus("mixed", "0" * 64, "train", sum(map(len, texts)), lambda: iter(texts))
+    points = sweep.sweep(corpus, Settings(), [320, 280, 320], [("a", text) for text in texts], DEMO)
+    assert [point.vocab_size for point in points] == [280, 320]
+    small, large = points
+    assert large.measured.all.bytes_per_token > small.measured.all.bytes_per_token
+    assert large.parameters - small.parameters == 40 * 256 == large.vocabulary_parameters - small.vocabulary_parameters
+    assert large.memory_bytes > small.memory_bytes
+    blocks = small.parameters - small.vocabulary_parameters - 4 * 2 * 256 - 256
+    assert small.work_per_byte == pytest.approx((blocks + 280 * 256) / small.measured.all.bytes_per_token)
+    assert sweep.recommended(points) is min(points, key=lambda point: point.work_per_byte)
+
+
+def test_a_recipe_with_a_base_is_refused_before_anything_is_trained(tmp_path: Path):
+    with pytest.raises(UserError, match="vocabulary of its own"):
+        sweep.sweep(corpus_of([]), Settings(), [300], [], REPOSITORY / "recipes/reference/qlora-8b.yaml")
+
+
+def test_the_command_compares(records: str, make_tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture):
+    one, other = make_tokenizer(name="one"), make_tokenizer(name="other", vocab_size=300)
+    capsys.readouterr()
+    plot = tmp_path / "c.png"
+    arguments = ["tokenizer-measure", "one", "other", "--dataset", records, "--plot", str(plot), "--json"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert [entry["hash"] for entry in document["tokenizers"]] == [one.hash, other.hash]
+    assert set(document["tokenizers"][0]["sources"]) == {"a", "b"}
+    assert document["tokenizers"][0]["bytes_per_token"] > document["tokenizers"][1]["bytes_per_token"]
+    assert plot.read_bytes().startswith(b"\x89PNG") and "bytes per token" in output.err and "\u2588" in output.err
+
+
+def test_the_command_sweeps(records: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    capsys.readouterr()
+    plot = tmp_path / "s.png"
+    assert main(["tokenizer-measure", "--dataset", records, "--sweep", "280,300", "--plot", str(plot), "--json"]) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert [point["vocab_size"] for point in document["points"]] == [280, 300]
+    assert f"--vocab-size {document['recommended']}" in output.err and plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("extra", [[], ["one", "--sweep", "300"], ["--sweep", "3oo"], ["--sweep", "100"], ["nobody"]])
+def test_arguments_that_make_no_sense_are_refused(extra: list[str], records: str, capsys: pytest.CaptureFixture):
+    assert main(["tokenizer-measure", "--dataset", records, *extra]) == 2

@@ -1,0 +1,106 @@
+"""`tokenizer-measure`: tokenizers side by side on a data set, and which size of vocabulary to train."""
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from training.core.errors import UserError
+from training.core.log import say
+from training.core.report import Report, make_command
+from training.core.units import format_bytes, format_count
+
+SUMMARY = "compare tokenizers on a data set, or sizes of vocabulary with their cost"
+EXAMPLE = 'make tokenizer-measure DATASET=stdlib ARGS="stdlib /app/models/other.gguf --plot compare.png"'
+_MEASURED_BYTES = 16 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.pretokenizers import CONFIGURATIONS, DEFAULT
+
+    known, add = ", ".join(CONFIGURATIONS), parser.add_argument
+    add("tokenizers", nargs="*", metavar="TOKENIZER", help="a name, name@hash, Hugging Face folder or GGUF file")
+    add("--dataset", required=True, metavar="REF", help="name@hash, a name (its newest) or a folder")
+    add("--sweep", metavar="SIZE,SIZE", help="train vocabularies of these sizes and price them for --config")
+    add("--pre-tokenizer", default=DEFAULT, metavar="NAME", help=f"of the sweep: one of {known} (default %(default)s)")
+    add(
+        "--config", default="recipes/demo/pretrain-stdlib.yaml", metavar="FILE", help="the recipe (default %(default)s)"
+    )
+    add("--plot", metavar="FILE", help="draw it, as PNG or SVG")
+
+
+def run(args: argparse.Namespace, report: Report) -> dict:
+    from training.core import figure, process
+    from training.data import dataset
+
+    if args.plot:
+        figure.require_kind(Path(args.plot))
+    if bool(args.sweep) == bool(args.tokenizers):
+        raise UserError(
+            "name tokenizers to compare, or sizes to sweep", found="both" if args.sweep else "neither",
+            expected="TOKENIZER ... or --sweep SIZE,SIZE", next_command=EXAMPLE,
+        )  # fmt: skip
+    data = dataset.load(dataset.resolve(args.dataset))
+    document = _sweep(args, data, report) if args.sweep else _compare(args, data, report)
+    if args.plot:
+        report.add("picture", args.plot)
+    report.add("peak memory", format_bytes(process.peak_rss_bytes()))
+    return {"schema": 1, "dataset": data.reference, **document}
+
+
+def _texts(data) -> Iterator[tuple[str, str]]:
+    """Each so many-th record, about 16 MiB in all: the name of its source, else of its split, and each text of it."""
+    from training.data import record
+
+    total = sum(split["text_bytes"] for split in data.manifest["splits"].values())
+    every = max(1, math.ceil(total / _MEASURED_BYTES))
+    for split in data.splits:
+        for value in islice(data.iter_records(split), 0, None, every):
+            for text in record.texts(value):
+                yield value.get("source") or split, text
+
+
+def _compare(args: argparse.Namespace, data, report: Report) -> dict:
+    from training.tokenizer import measure, measure_view
+
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
+        opened = [measure.open_named(text, Path(workspace)) for text in args.tokenizers]
+        measured = [measure.measure(tokenizer, _texts(data)) for tokenizer in opened]
+    for line in (*measure_view.comparison_lines(measured), ""):
+        say(line)
+    if args.plot:
+        measure_view.draw_comparison(measured, Path(args.plot))
+    report.add("measured on", f"{data.reference}, {format_bytes(measured[0].all.text_bytes)} of text")
+    for one in sorted(measured, key=lambda one: -one.all.bytes_per_token)[:6]:
+        report.add(one.tokenizer.name[:24], f"{one.all.bytes_per_token:.3f} bytes per token")
+    return {"tokenizers": [one.to_json() for one in measured]}
+
+
+def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
+    from training.commands.tokenizer_train import corpus_of
+    from training.tokenizer import measure_view, sweep
+    from training.tokenizer.train import Settings
+
+    settings = Settings(pre_tokenizer=args.pre_tokenizer)
+    points = sweep.sweep(corpus_of(data), settings, _sizes(args.sweep), list(_texts(data)), Path(args.config))
+    best = sweep.recommended(points)
+    for line in (*measure_view.sweep_lines(points, best), ""):
+        say(line)
+    if args.plot:
+        measure_view.draw_sweep(points, best, Path(args.plot))
+    report.add("priced for", f"{args.config}, on {data.reference}")
+    for point in points[:8]:
+        cost = f"{format_count(point.parameters)} parameters, {format_bytes(point.memory_bytes)}"
+        report.add(f"{point.vocab_size} entries", f"{point.measured.all.bytes_per_token:.3f} bytes per token, {cost}")
+    report.add("recommended", f"{best.vocab_size} entries: the fewest multiplications for a byte of text")
+    report.add("next", make_command("tokenizer-train", "--vocab-size", str(best.vocab_size), DATASET=data.reference))
+    return {"points": [point.to_json() for point in points], "recommended": best.vocab_size}
+
+
+def _sizes(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise UserError("the sizes are not numbers", where="--sweep", found=text, expected="such as 2048,4096,8192")
+    return [int(part) for part in parts]

@@ -1,0 +1,73 @@
+"""How quick the tokenizer's room is beside the `tokenizers` library called directly, on one text in one run.
+
+The text is the standard library's sources, which every machine has. The library encodes on all cores; ours on one.
+"""
+
+import json
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from training.calculator.speed import Ratio
+from training.core import files
+from training.tokenizer import huggingface, pretokenizers, train
+from training.tokenizer.artifact import TOKENIZER, Tokenizer
+
+_TIMES = 3
+_TEXT_BYTES = 12 << 20
+
+
+def run() -> tuple[Ratio, ...]:
+    """Time training and encoding; of each the best of a few, and an encoder starts with nothing learned."""
+    texts = _texts()
+    corpus = train.Corpus("sources", "0" * 64, "train", sum(len(text.encode()) for text in texts), lambda: iter(texts))
+    settings = train.Settings()
+    ours, theirs = _best_of_both(lambda: train.learn(corpus, settings), lambda: _learn_directly(texts, settings))
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
+        path = Path(folder) / TOKENIZER
+        files.write_json(path, json.loads(train.learn(corpus, settings).to_str()))
+        manifest = train.manifest_of(path.parent, "sources", settings)
+        library = huggingface.open_library(path, frozenset(manifest["specials"]))
+        encoded, bare = _best_of_both(
+            lambda: Tokenizer(path.parent, manifest).encode_documents(texts),
+            lambda: library.encode_batch_fast(texts, add_special_tokens=False),
+        )
+    return (
+        Ratio("tokenizer training over the library called directly", ours, theirs),
+        Ratio("text to ids over the library's encode_batch_fast", encoded, bare),
+    )
+
+
+def _texts() -> list[str]:
+    texts, size = [], 0
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if size < _TEXT_BYTES and "site-packages" not in path.parts:
+            texts.append(path.read_text(errors="replace"))
+            size += len(texts[-1])
+    return texts
+
+
+def _learn_directly(texts: list[str], settings: train.Settings) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    library = Tokenizer(models.BPE(ignore_merges=pretokenizers.ignores_merges(settings.pre_tokenizer)))
+    library.pre_tokenizer = pretokenizers.build(settings.pre_tokenizer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size, min_frequency=settings.min_frequency, show_progress=False,
+        special_tokens=list(settings.specials), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    library.train_from_iterator(iter(texts), trainer)
+
+
+def _best_of_both(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the quickest call of each, called in turns, so that a busy moment does not meet one alone."""
+    pairs = [(_seconds(ours), _seconds(theirs)) for _ in range(_TIMES)]
+    return min(one for one, _ in pairs), min(other for _, other in pairs)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
