@@ -1,6 +1,9 @@
 """Records with answers as ids and labels: by hand, under every policy, and refused where nothing could be learned."""
 
 import dataclasses
+import json
+import multiprocessing
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +12,16 @@ import pytest
 
 from tests.data import templates
 from tests.data.test_tokens import make_dataset, make_tokenizer, texts
-from training.core.errors import UserError
-from training.data import tokens
-from training.data.supervised import Encoder
+from training.core.errors import RunError, UserError
+from training.data import tokens, workers
+from training.data.supervised import Encoder, LeftOut, Sample
 from training.data.supervision import Settings
-from training.tokenizer.artifact import BOS, EOS, TEMPLATE, Tokenizer
+from training.data.tally import Tally
+from training.tokenizer.artifact import BOS, EOS, TEMPLATE, TOKENIZER, Tokenizer
+from training.tokenizer.chat_templates import TEMPLATES
+from training.tokenizer.template import of_tokenizer
 
-TURN_END = "<|im_end|>"
+TURN_END, CHATML = "<|im_end|>", TEMPLATES["chatml"].source
 
 ANSWERS = Settings(loss_on="assistant", seq_len=80)
 
@@ -30,9 +36,13 @@ def talk(*contents: str) -> dict:
     return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]}
 
 
-def encode(tokenizer: Tokenizer, settings: Settings, *values: dict, form: str = "messages"):
-    encoder = Encoder(form, tokenizer, settings)
-    return list(encoder.encode(values)), encoder
+def encode(tokenizer: Tokenizer, settings: Settings, *values: dict) -> list[Sample | LeftOut]:
+    return Encoder(tokenizer, settings).encode(list(enumerate(values)))
+
+
+def retemplated(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    (tokenizer.folder / TEMPLATE).write_text(source)
+    return dataclasses.replace(tokenizer)
 
 
 def trained_text(tokenizer: Tokenizer, sample) -> str:
@@ -41,76 +51,129 @@ def trained_text(tokenizer: Tokenizer, sample) -> str:
 
 def test_only_answers_and_their_ends_are_labels(tokenizer):
     """B24, B26, B31: one BOS, which is no label; six trained tokens for three one-letter answers."""
-    (sample,), _ = encode(tokenizer, ANSWERS, talk("q", "a", "q", "b", "q", "c"))
+    (sample,) = encode(tokenizer, ANSWERS, talk("q", "a", "q", "b", "q", "c"))
     assert trained_text(tokenizer, sample) == "a<|im_end|>b<|im_end|>c<|im_end|>"
-    assert int(sample.trained.sum()) == 6 and sample.text_bytes == len("abc") + 3 * len(TURN_END)
+    assert int(sample.trained.sum()) == 6 and sample.text_bytes == len("abc")
     assert sample.ids.tolist().count(tokenizer.bos_id) == 1 and sample.ids[0] == tokenizer.bos_id
     assert sample.ids[-1] == tokenizer.specials[TURN_END] and sample.trained[-1] == 1
 
 
-def test_the_ids_are_those_that_a_server_makes_of_the_rendered_text(tokenizer):
-    """B31: text, BOS included, as a prompt is encoded."""
-    (sample,), encoder = encode(tokenizer, ANSWERS, talk("123 four", "don't"))
-    rendered = encoder._renderer.render(talk("123 four", "don't")["messages"]).text
-    assert sample.ids.tolist() == tokenizer.encode(rendered)[: len(sample.ids)]
+def test_the_server_adds_the_header(tokenizer):
+    """B26."""
+    (sample,) = encode(tokenizer, ANSWERS, talk("hi", "yo"))
+    assert trained_text(tokenizer, sample) == "yo<|im_end|>"
+
+
+@pytest.mark.parametrize("answer", ["don't", "\n\nfour", " x", "1234", "\u0301e"])
+def test_the_ids_up_to_an_answer_are_those_that_a_server_makes_of_the_prompt(tokenizer, answer):
+    """B31: also where the answer begins with what would be merged with the header's end."""
+    value = talk("123 four", "ok", "and\n", answer)
+    (sample,) = encode(tokenizer, ANSWERS, value)
+    prompt = of_tokenizer(tokenizer).render(value["messages"][:3], prompt=True)
+    ids = tokenizer.encode(prompt)
+    assert sample.ids[: len(ids)].tolist() == ids and sample.trained[len(ids) :].all()
+    assert trained_text(tokenizer, sample) == "ok<|im_end|>" + answer + "<|im_end|>"
 
 
 def test_a_template_that_prints_the_bos_gets_no_second_one(tokenizer):
     """B31."""
-    (tokenizer.folder / TEMPLATE).write_text("{{ bos_token }}" + tokenizer.chat_template)
-    anew = dataclasses.replace(tokenizer)
-    (sample,), _ = encode(anew, ANSWERS, talk("q", "a"))
+    anew = retemplated(tokenizer, "{{- bos_token -}}" + tokenizer.chat_template)
+    (sample,) = encode(anew, ANSWERS, talk("q", "a"))
     assert sample.ids.tolist().count(anew.bos_id) == 1 and sample.trained[0] == 0
+    assert sample.ids.tolist() == encode(retemplated(tokenizer, CHATML), ANSWERS, talk("q", "a"))[0].ids.tolist()
 
 
 @pytest.mark.parametrize(
     ("loss_on", "expected"),
     [
         ("assistant", "a<|im_end|>b<|im_end|>"),
-        ("completion", "a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"),
+        ("completion", "a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>"),
     ],
 )
 def test_what_each_choice_trains(tokenizer, loss_on, expected):
     """T13: completion trains what stands between answers too."""
-    (sample,), encoder = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on=loss_on), talk("q", "a", "r", "b"))
-    assert trained_text(tokenizer, sample) == expected and encoder.several_answers == 1
-    (whole,), _ = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on="all"), talk("q", "a", "r", "b"))
+    (sample,) = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on=loss_on), talk("q", "a", "r", "b"))
+    assert trained_text(tokenizer, sample) == expected and sample.notes == ("several_answers",)
+    (whole,) = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on="all"), talk("q", "a", "r", "b"))
     assert whole.trained.tolist() == [0] + [1] * (len(whole.ids) - 1)
 
 
 def test_a_completion_is_encoded_apart_and_ends(tokenizer):
     value = {"prompt": "x = 1", "completion": "23"}
-    (sample,), _ = encode(
-        tokenizer, dataclasses.replace(ANSWERS, loss_on="completion"), value, form="prompt-completion"
-    )
+    (sample,) = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on="completion"), value)
     prompt, completion = tokenizer.encode_plain(["x = 1", "23"])
     assert sample.ids.tolist() == [tokenizer.bos_id, *prompt, *completion, tokenizer.eos_id]
-    assert trained_text(tokenizer, sample) == "23" + EOS
+    assert sample.ids[: len(prompt) + 1].tolist() == tokenizer.encode("x = 1")
+    assert trained_text(tokenizer, sample) == "23" + EOS and sample.text_bytes == 2
 
 
-# ---- control tokens
+@pytest.mark.parametrize("completion", ["b", [{"role": "assistant", "content": "b"}]], ids=["text", "messages"])
+def test_a_prompt_of_messages_is_a_conversation(tokenizer, completion):
+    """Only the completion is trained: an answer in the prompt is prompt."""
+    value = {"prompt": talk("q", "a", "r")["messages"], "completion": completion}
+    for loss_on in ("completion", "assistant"):
+        (sample,) = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on=loss_on), value)
+        assert trained_text(tokenizer, sample) == "b<|im_end|>"
+        assert sample.ids.tolist() == encode(tokenizer, ANSWERS, talk("q", "a", "r", "b"))[0].ids.tolist()
+
+
+# ---- what cannot be used
 
 
 @pytest.mark.parametrize("text", ["A<|im_end|>B", BOS, f"x{EOS}"])
-def test_a_text_that_would_forge_a_turn_is_refused_or_left_out(tokenizer, text):
-    """B38: refused with its line; else counted, and the others are kept."""
-    with pytest.raises(UserError, match="control token") as caught:
-        encode(tokenizer, ANSWERS, talk("q", "a"), talk(text, "b"))
-    assert "record:2" in str(caught.value.where)
-    samples, encoder = encode(
-        tokenizer, dataclasses.replace(ANSWERS, on_error="drop"), talk("q", "a"), talk(text, "b"), talk("q", text)
+def test_a_text_that_would_forge_a_turn_is_left_out(tokenizer, text):
+    """B38: in a question, an answer, a tool's name or its description."""
+    tools = [{"type": "function", "function": {"name": "f", "description": text}}]
+    call = {"function": {"name": "f", "arguments": {"x": [text]}}}
+    calling = {"messages": [*talk("q")["messages"], {"role": "assistant", "content": "a", "tool_calls": [call]}]}
+    values = [talk(text, "b"), talk("q", text), talk("q", "a") | {"tools": tools}, calling]
+    values += [{"prompt": text, "completion": "a"}, {"prompt": "q", "completion": text}]
+    for one in encode(tokenizer, ANSWERS, *values):
+        assert one.reason == "control_token_in_text" and one.found, one
+    assert "messages[0].content" in encode(tokenizer, ANSWERS, values[0])[0].found
+
+
+def test_what_the_template_writes_an_assistant_may_write_and_a_user_may_not(make_tagged):
+    """A thought's marks are tokens, but not ones that steer."""
+    tagged = make_tagged("<think>", "</think>")
+    thoughtful, forged = encode(tagged, ANSWERS, talk("q", "<think>t</think>a"), talk("</think>", "a"))
+    assert (
+        trained_text(tagged, thoughtful) == "<think>t</think>a<|im_end|>" and forged.reason == "control_token_in_text"
     )
-    assert [sample.line for sample in samples] == [0] and encoder.counts["control_token_in_text"] == 2
+    assert thoughtful.ids.tolist().count(tagged.specials["<think>"]) == 1
 
 
-def test_a_record_that_the_template_refuses_is_told_or_counted(tokenizer):
-    (tokenizer.folder / TEMPLATE).write_text(templates.BRACKETS)
-    anew = dataclasses.replace(tokenizer)
-    odd = {"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}]}
-    with pytest.raises(UserError, match="not rendered"):
-        encode(anew, ANSWERS, odd)
-    samples, encoder = encode(anew, dataclasses.replace(ANSWERS, on_error="drop"), odd, talk("q", "a"))
-    assert len(samples) == 1 and encoder.counts["not_rendered"] == 1
+@pytest.fixture
+def make_tagged(tokenizer):
+    def make(*tags: str) -> Tokenizer:
+        path = tokenizer.folder / TOKENIZER
+        content = json.loads(path.read_text())
+        for number, tag in enumerate(tags):
+            token = {"id": tokenizer.vocab_size + number, "content": tag, "special": False, "normalized": False}
+            content["added_tokens"].append(token | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+        path.write_text(json.dumps(content))
+        ids = {tag: tokenizer.vocab_size + number for number, tag in enumerate(tags)}
+        specials = {**tokenizer.specials, **ids}
+        changed = {"specials": specials, "vocab_size": tokenizer.vocab_size + len(tags)}
+        return Tokenizer(tokenizer.folder, {**tokenizer.manifest, **changed})
+
+    return make
+
+
+def test_a_record_that_the_template_refuses_and_one_without_answers(tokenizer):
+    anew = retemplated(tokenizer, templates.BRACKETS)
+    odd = {"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}], "id": "r7"}
+    refused, kept, silent = encode(anew, ANSWERS, odd, talk("q", "a"), talk("q"))
+    assert (refused.reason, refused.line, refused.id) == ("not_rendered", 0, "r7")
+    assert isinstance(kept, Sample) and (silent.reason, silent.line) == ("nothing_trained", 2)
+
+
+def test_a_record_that_the_template_rewrites_is_trained_on_its_last_answer_or_left_out(tokenizer):
+    """B23."""
+    anew = retemplated(tokenizer, templates.UPPER.replace("<|end|>", TURN_END))
+    last, lost = encode(anew, ANSWERS, talk("q", "an answer", "r", "b"), talk("q", "an answer", "r"))
+    assert trained_text(anew, last) == "b" + TURN_END and "last_answer_only" in last.notes
+    assert lost.reason == "not_followed"
 
 
 @pytest.mark.parametrize("source", ["{% for", "{{ strftime_now('%Y') }}", None], ids=["no Jinja", "clock", "none"])
@@ -135,61 +198,100 @@ def test_settings_that_mean_nothing_are_refused(values):
 
 
 def length_of(tokenizer: Tokenizer, value: dict) -> int:
-    return len(encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=10**6), value)[0][0].ids)
+    return len(encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=10**6), value)[0].ids)
+
+
+def limited(seq_len: int, overlong: str = "drop", loss_on: str = "assistant") -> Settings:
+    return Settings(loss_on=loss_on, seq_len=seq_len, overlong=overlong)
 
 
 def test_a_record_of_exactly_the_limit_is_kept_and_one_more_is_not(tokenizer):
-    """B21: what is kept ends with the token that ends the turn; what is not is counted."""
+    """B21: what is kept ends with the token that ends the turn."""
     value = talk("some question", "answer")
-    exact = dataclasses.replace(ANSWERS, seq_len=length_of(tokenizer, value))
-    (sample,), _ = encode(tokenizer, exact, value)
+    exact = length_of(tokenizer, value)
+    (sample,) = encode(tokenizer, limited(exact), value)
     assert sample.ids[-1] == tokenizer.specials[TURN_END] and sample.trained[-1] == 1
-    samples, encoder = encode(tokenizer, dataclasses.replace(exact, seq_len=exact.seq_len - 1), value)
-    assert samples == [] and encoder.counts["too_long"] == 1
+    (lost,) = encode(tokenizer, limited(exact - 1), value)
+    assert lost.reason == "too_long" and f"{exact} tokens" in lost.found
 
 
-def test_a_refusal_names_the_record_its_lengths_and_the_lever(tokenizer):
-    """B19."""
-    with pytest.raises(UserError, match="too long") as caught:
-        encode(tokenizer, Settings("assistant", 16, "refuse"), talk("q " * 40, "a") | {"id": "r-1"})
-    assert "r-1" in caught.value.where and "tokens" in caught.value.found
-    assert "data.seq_len=" in caught.value.next_command
+def test_the_trial_of_six_and_four_tokens(tokenizer):
+    """B21: 6 + 4 tokens and the end are 11, so with room for 10 dropped, or the prompt cut to 5; 5 + 4 + 1 is kept."""
+    bare = Tokenizer(tokenizer.folder, {**tokenizer.manifest, "add_bos": False})
+    value = {"prompt": "~!@#$%", "completion": "^&*~"}
+    assert [len(ids) for ids in bare.encode_plain([value["prompt"], value["completion"]])] == [6, 4]
+    (lost,) = encode(bare, limited(10, loss_on="completion"), value)
+    assert lost.reason == "too_long"
+    (cut,) = encode(bare, limited(10, "left", "completion"), value)
+    assert bare.decode(cut.ids.tolist()) == "!@#$%^&*~" + EOS and trained_text(bare, cut) == "^&*~" + EOS
+    (kept,) = encode(bare, limited(10, loss_on="completion"), value | {"prompt": "!@#$%"})
+    assert kept.ids[-1] == bare.eos_id and kept.trained[-1] == 1
 
 
 def test_shortening_takes_the_oldest_first_and_keeps_the_answer(tokenizer):
-    """R14."""
+    """R14; an answer to what is gone is context, no label."""
     value = talk("old " * 60, "a1", "new " * 12, "the answer")
-    settings = dataclasses.replace(ANSWERS, seq_len=length_of(tokenizer, value) - 30, overlong="left")
-    (sample,), encoder = encode(tokenizer, settings, value)
+    settings = limited(length_of(tokenizer, value) - 30, "left")
+    (sample,) = encode(tokenizer, settings, value)
     text = tokenizer.decode(sample.ids.tolist())
-    assert len(sample.ids) <= settings.seq_len and encoder.counts["shortened"] == 1
-    assert "[...]" in text and ("new " * 12).strip() in text and text.count("old") < 60
-    assert trained_text(tokenizer, sample) == "a1<|im_end|>the answer<|im_end|>"
+    assert len(sample.ids) <= settings.seq_len and "shortened" in sample.notes
+    assert "[...]" in text and "new " * 12 in text and "old" not in text and "a1" in text
+    assert trained_text(tokenizer, sample) == "the answer<|im_end|>"
+
+
+def test_tool_turns_go_before_the_task_and_the_latest_page_loses_its_end(tokenizer):
+    """R14."""
+    pages = ["first " * 40, "second " * 40]
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "the task"}]
+    for page in pages:
+        messages += [{"role": "assistant", "content": "look"}, {"role": "tool", "content": page}]
+    value = {"messages": [*messages, {"role": "assistant", "content": "found"}]}
+    (sample,) = encode(tokenizer, limited(length_of(tokenizer, value) - 60, "left"), value)
+    text = tokenizer.decode(sample.ids.tolist())
+    assert "first" not in text and text.count("second") == 40 and "the task" in text
+    (sample,) = encode(tokenizer, limited(130, "left"), value)
+    text = tokenizer.decode(sample.ids.tolist())
+    assert 0 < text.count("second") < 40 and "the task" in text and 120 < len(sample.ids) <= 130
+    assert "second[...]" in text.replace(" [", "[") or "[...]<|im_end|>" in text
+    assert trained_text(tokenizer, sample) == "look<|im_end|>found<|im_end|>"
 
 
 def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     """R14, B21."""
     value = talk("q", "z9 " * 400)
-    (sample,), _ = encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=200, overlong="left"), value)
+    (sample,) = encode(tokenizer, limited(200, "left"), value)
     assert len(sample.ids) == 200 and sample.trained.sum() >= 96 and sample.ids[-1] != tokenizer.specials[TURN_END]
-    samples, encoder = encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=60, overlong="left"), value)
-    assert samples == [] and encoder.counts["too_long"] == 1
+    assert "answer_cut" in sample.notes
+    (lost,) = encode(tokenizer, limited(60, "left"), value)
+    assert lost.reason == "too_long"
 
 
 def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
     """B19: 96 trained tokens that are all of the first answer do not keep a record."""
-    value = talk("q", "z9 " * 100, "r", "last")
-    samples, encoder = encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=200, overlong="left"), value)
-    assert samples == [] and encoder.counts["too_long"] == 1
+    (lost,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))
+    assert lost.reason == "too_long"
 
 
 def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     """B21: the prompt is cut, the completion and its end stay."""
     value = {"prompt": "p " * 50 + "last", "completion": "done"}
-    settings = Settings("completion", 20, "left")
-    (sample,), _ = encode(tokenizer, settings, value, form="prompt-completion")
+    (sample,) = encode(tokenizer, limited(20, "left", "completion"), value)
     text = tokenizer.decode(sample.ids.tolist())
     assert len(sample.ids) == 20 and text.startswith(BOS) and text.endswith("last" + "done" + EOS)
+
+
+@pytest.mark.parametrize("loss_on", ["all", "completion", "assistant"])
+def test_what_is_shortened_fits_and_keeps_its_labels(tokenizer, loss_on):
+    """Every length from none to all: what is kept fits, ends a turn or is counted as cut, and trains something."""
+    value = talk("é👍 " * 30, "a" * 9, "page\n" * 30, "done " * 5)
+    for seq_len in range(8, length_of(tokenizer, value) + 2, 3):
+        (one,) = encode(tokenizer, limited(seq_len, "left", loss_on), value)
+        if isinstance(one, LeftOut):
+            assert one.reason == "too_long" and seq_len < 100
+            continue
+        assert len(one.ids) == len(one.trained) <= seq_len and one.trained.any()
+        if "answer_cut" not in one.notes and loss_on != "all":
+            assert one.ids[-1] == tokenizer.specials[TURN_END] and one.trained[-1] == 1
 
 
 # ---- shards
@@ -207,60 +309,139 @@ def chat(tmp_path: Path) -> Callable:
 
 def test_shards_hold_each_sample_its_labels_and_its_line(tokenizer, chat):
     data = chat(*(talk(f"question {i}", f"answer {i}" * (1 + i % 7)) for i in range(80)))
-    settings = dataclasses.replace(ANSWERS, seq_len=40)
+    settings = dataclasses.replace(ANSWERS, seq_len=70)
     folder = tokens.tokenize(data, tokenizer, settings)
     split = tokens.open_split(folder, "train")
-    samples, encoder = encode(tokenizer, settings, *data.iter_records("train"))
-    assert split.records.tolist() == [sample.line for sample in samples] and encoder.counts["too_long"] > 0
+    results = encode(tokenizer, settings, *data.iter_records("train"))
+    samples = [one for one in results if isinstance(one, Sample)]
+    assert split.records.tolist() == [sample.line for sample in samples] and len(samples) < len(results)
     assert np.array_equal(split.tokens, np.concatenate([sample.ids for sample in samples]))
     assert np.array_equal(split.trained, np.concatenate([sample.trained for sample in samples]))
     assert split.text_bytes.tolist() == [sample.text_bytes for sample in samples]
+    assert split.offsets.tolist() == [0, *np.cumsum([len(sample.ids) for sample in samples]).tolist()]
     figures = split.manifest["splits"]["train"]
     assert figures["documents"] + figures["left_out"]["too_long"] == data.manifest["splits"]["train"]["records"]
-    assert figures["trained_tokens"] == int(split.trained.sum())
+    assert split.num_trained_tokens == figures["trained_tokens"] == int(split.trained.sum())
     longest = figures["tokens_per_record"]
     line = int(longest["longest"].rpartition(":")[2]) - 1
     assert longest["max"] == max(len(sample.ids) for sample in samples)
     assert longest["max"] == next(len(sample.ids) for sample in samples if sample.line == line)
 
 
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_change_nothing(tokenizer, chat, monkeypatch, num_workers):
+    """The same bytes from one process and from several, and the same refusal."""
+    values = [talk(f"question {i} " * (i % 9 + 1), f"answer {i}") for i in range(400)]
+    data, settings = chat(*values), limited(60)
+    alone = tokens.tokenize(data, tokenizer, settings)
+    expected = {path.name: path.read_bytes() for path in alone.iterdir()}
+    shutil.rmtree(alone)
+    monkeypatch.setattr(workers, "count_for", lambda text_bytes: num_workers)
+    monkeypatch.setattr(workers, "_BATCH_RECORDS", 17)
+    assert tokens.tokenize(data, tokenizer, settings) == alone
+    assert {path.name: path.read_bytes() for path in alone.iterdir()} == expected
+    with pytest.raises(UserError, match="too long") as caught:
+        tokens.tokenize(data, tokenizer, limited(60, "refuse"))
+    assert "train.jsonl:" in caught.value.where and "data.seq_len" in caught.value.next_command
+
+
+def test_a_process_that_is_killed_is_told_and_leaves_nothing(tokenizer, chat, monkeypatch):
+    data = chat(*(talk(f"question {i}", f"answer {i}") for i in range(200)))
+    monkeypatch.setattr(workers, "count_for", lambda text_bytes: 2)
+    monkeypatch.setattr(workers, "_BATCH_RECORDS", 5)
+    monkeypatch.setattr(workers, "_send", _killing(workers._send))
+    with pytest.raises(RunError, match="process that encodes records has ended"):
+        tokens.tokenize(data, tokenizer, ANSWERS)
+    assert not list(data.folder.glob("tokens/*")) and not multiprocessing.active_children()
+
+
+def _killing(send: Callable) -> Callable:
+    def killing(pipe, batch):
+        send(pipe, batch)
+        if batch[0] >= 20:
+            for process in multiprocessing.active_children():
+                process.kill()
+                process.join()
+
+    return killing
+
+
 def test_what_decides_the_tokens_decides_their_folder(tokenizer, chat):
-    """B44: another template, limit or choice is another folder; the same is found again."""
+    """B44: another template, limit, choice or day is another folder; the same is found again."""
     data = chat(*(talk(f"q{i}", f"a{i}") for i in range(30)))
     first = tokens.tokenize(data, tokenizer, ANSWERS)
+    before = (first / "manifest.json").stat().st_mtime_ns
     assert tokens.tokenize(data, tokenizer, ANSWERS) == first
-    others = [dataclasses.replace(ANSWERS, seq_len=63), dataclasses.replace(ANSWERS, loss_on="completion")]
-    assert len({first, *(tokens.folder_of(data, tokenizer, one) for one in others)}) == 3
-    (tokenizer.folder / TEMPLATE).write_text(tokenizer.chat_template + " ")
-    assert tokens.folder_of(data, dataclasses.replace(tokenizer), ANSWERS) != first
+    assert (first / "manifest.json").stat().st_mtime_ns == before
+    changes = [{"seq_len": 63}, {"loss_on": "completion"}, {"template_date": "2026-01-31"}, {"overlong": "left"}]
+    others = [tokens.folder_of(data, tokenizer, dataclasses.replace(ANSWERS, **change)) for change in changes]
+    assert len({first, *others}) == 5
+    assert tokens.folder_of(data, retemplated(tokenizer, tokenizer.chat_template + " "), ANSWERS) != first
 
 
 def test_tokens_that_would_train_nothing_are_refused(tokenizer, chat):
-    """B19: a set of records that are all too long, with the reason and the lever; nothing is left behind."""
+    """B19: a set of records that are all too long, with lengths, the reason and the lever; nothing is left behind."""
     data = chat(*(talk("q " * 40 + str(i), "a") for i in range(30)))
     with pytest.raises(UserError, match="nothing is left to train on") as caught:
-        tokens.tokenize(data, tokenizer, dataclasses.replace(ANSWERS, seq_len=16))
-    assert "25 too long" in caught.value.found and "data.seq_len=16" in caught.value.expected
-    assert "data.overlong=left" in caught.value.next_command
+        tokens.tokenize(data, tokenizer, limited(16))
+    found = caught.value.found
+    assert "25 too long" in found and "train.jsonl:1" in found and "2 of them trained" in found
+    assert "data.seq_len=16" in caught.value.expected and "data.overlong=left" in caught.value.next_command
     assert not list(data.folder.glob("tokens/*/manifest.json"))
 
 
-def test_a_split_whose_records_are_all_left_out_is_empty_and_opens(tokenizer, chat):
+def test_a_split_whose_records_are_all_left_out_is_empty_and_opens(tokenizer, chat, caplog):
     long = [talk("q " * 80 + str(i), "a") | {"split": "validation"} for i in range(3)]
     rest = [talk(f"q{i}", "a") | {"split": ("train", "test")[i % 2]} for i in range(20)]
     folder = tokens.tokenize(chat(*rest, *long), tokenizer, ANSWERS)
     split = tokens.open_split(folder, "validation")
     assert split.num_documents == len(split.tokens) == len(split.trained) == len(split.records) == 0
     assert split.offsets.tolist() == [0] and split.manifest["splits"]["validation"]["left_out"]["too_long"] == 3
+    assert "validation: 3 left out" in caplog.text
 
 
-def test_tokens_that_would_train_every_prompt_are_refused(tokenizer, chat):
-    (tokenizer.folder / TEMPLATE).write_text(
-        "{% generation %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% endgeneration %}"
+def test_a_record_without_room_for_its_answer_is_named_and_the_others_are_kept(tokenizer, chat, caplog):
+    """B19: A is reported by its line with its lengths."""
+    data = chat(*(talk(f"q{i}", "a") for i in range(30)), talk("q " * 40, "a") | {"id": "A", "split": "train"})
+    split = tokens.open_split(tokens.tokenize(data, tokenizer, limited(40)), "train")
+    line = next(n for n, value in enumerate(data.iter_records("train")) if value.get("id") == "A")
+    assert line not in split.records and f"train.jsonl:{line + 1}, id 'A': " in caplog.text
+    assert split.manifest["splits"]["train"]["left_out"]["too_long"] == 1
+
+
+def test_marks_that_call_prompts_generated_are_narrowed(tokenizer):
+    """B26: what the server writes is no label, whatever the template marks."""
+    anew = retemplated(
+        tokenizer, "{% generation %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% endgeneration %}"
     )
-    data = chat(*(talk(f"q{i}", f"a{i}") for i in range(30)))
+    (sample,) = encode(anew, ANSWERS, talk("q", "a"))
+    assert trained_text(anew, sample) == "a<|im_end|>"
+
+
+def test_tokens_that_would_train_every_prompt_are_refused():
+    figures = {"documents": 2, "tokens": 10, "trained_tokens": 8}
     with pytest.raises(UserError, match="every token would be trained"):
-        tokens.tokenize(data, dataclasses.replace(tokenizer), ANSWERS)
+        Tally("sums@1", "train", ANSWERS).require_labels(figures)
+    Tally("sums@1", "train", ANSWERS).require_labels(figures | {"trained_tokens": 7})
+    Tally("sums@1", "train", Settings("all")).require_labels(figures)
+
+
+@pytest.mark.parametrize("forged", [0, 1])
+def test_a_bad_record_stops_everything_or_is_counted(tokenizer, chat, forged):
+    """B38: strict by default; `drop` counts, and records in are documents and those left out."""
+    values = [talk(f"q{i}", f"a{i}") for i in range(40)]
+    data = chat(*values, *(talk(f"<|im_start|>{i}", "a") | {"id": f"r-{i}"} for i in range(40 * forged)))
+    if not forged:
+        tokens.tokenize(data, tokenizer, ANSWERS)
+        return
+    with pytest.raises(UserError, match="control token in text") as caught:
+        tokens.tokenize(data, tokenizer, ANSWERS)
+    assert "r-" in caught.value.where and "data.on_error=drop" in caught.value.next_command
+    folder = tokens.tokenize(data, tokenizer, dataclasses.replace(ANSWERS, on_error="drop"))
+    for name in data.splits:
+        figures = tokens.open_split(folder, name).manifest["splits"][name]
+        left_out = sum(figures["left_out"].values())
+        assert figures["documents"] + left_out == data.manifest["splits"][name]["records"]
 
 
 def test_several_answers_without_their_own_loss_bring_a_warning(tokenizer, chat, caplog):
@@ -270,3 +451,10 @@ def test_several_answers_without_their_own_loss_bring_a_warning(tokenizer, chat,
     assert "several answers" not in caplog.text
     tokens.tokenize(data, tokenizer, dataclasses.replace(ANSWERS, loss_on="completion"))
     assert "several answers" in caplog.text
+
+
+def test_texts_have_no_answers_to_train_alone(tokenizer, tmp_path):
+    (tmp_path / "plain").mkdir()
+    data = make_dataset(tmp_path / "plain", [{"text": f"t{i}"} for i in range(30)])
+    with pytest.raises(UserError, match="texts hold no answers"):
+        tokens.tokenize(data, tokenizer, ANSWERS)

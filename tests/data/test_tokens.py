@@ -1,13 +1,14 @@
 """Token shards: every text whole, in order, without control tokens, and keyed by data and tokenizer."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from training.core.errors import IntegrityError, UserError
-from training.data import dataset, tokens
+from training.core.errors import IntegrityError, MachineError, UserError
+from training.data import dataset, shard, tokens, workers
 from training.data.jsonl import Jsonl
 from training.data.prepare import prepare
 from training.tokenizer import artifact
@@ -67,7 +68,7 @@ def test_batches_do_not_change_the_tokens(small: dataset.Dataset, monkeypatch: p
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    monkeypatch.setattr(tokens, "batches", lambda texts: ([text] for text in texts))
+    monkeypatch.setattr(workers, "_BATCH_RECORDS", 1)
     assert tokens.tokenize(small, tokenizer) == folder
     assert {path.name: path.read_bytes() for path in folder.glob("*.bin")} == whole
 
@@ -125,3 +126,16 @@ def test_a_split_with_other_bytes_is_told_by_whoever_reads_it(small: dataset.Dat
         path.write_bytes(changed[damage])
     with pytest.raises(IntegrityError):
         list(data.iter_texts("train"))
+
+
+def test_a_disk_that_fills_up_is_told_as_that_and_leaves_nothing(small: dataset.Dataset, monkeypatch):
+    """Real writes to the one device that is always full."""
+    tokenizer = make_tokenizer(small)
+    monkeypatch.setattr(shard.Shard, "_open", _full)
+    with pytest.raises(MachineError, match="the disk is full"):
+        tokens.tokenize(small, tokenizer)
+    assert not list(small.folder.glob("tokens/*")) and not list(small.folder.glob("tokens/.*.partial"))
+
+
+def _full(self: shard.Shard, part: str):
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")

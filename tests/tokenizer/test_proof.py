@@ -15,7 +15,7 @@ from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
 from training.tokenizer import artifact, pretokenizers, proof
 from training.tokenizer.artifact import Tokenizer
-from training.tokenizer.template import render
+from training.tokenizer.template import of_tokenizer
 
 pytestmark = pytest.mark.slow
 _NOT_KNOWN = ("Cn", "Co")
@@ -65,7 +65,7 @@ def test_a_conversation_is_served_as_it_is_trained(make_tokenizer, tmp_path: Pat
         {"role": "system", "content": "be brief"}, {"role": "user", "content": " hi 12\n"},
         {"role": "assistant", "content": "yo \u4f60"}, {"role": "user", "content": "and?"},
     ]  # fmt: skip
-    rendered = render(tokenizer.chat_template, messages)
+    rendered = of_tokenizer(tokenizer).render(messages, prompt=True)
     model = tiny.write(
         tmp_path / "chat.gguf", seed=1, vocabulary=proof.vocabulary(tokenizer), template=tokenizer.chat_template
     )

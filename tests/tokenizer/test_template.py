@@ -1,53 +1,91 @@
-"""Rendering as transformers renders: the same text to the byte, for templates of every way."""
-
-import datetime
+"""Rendering as transformers renders: the same text to the byte, for templates of every way, tools and thoughts."""
 
 import pytest
 
 from tests.data import templates
-from training.core.errors import IntegrityError, UserError
-from training.tokenizer.template import CHATML, Template, render
+from training.core.errors import UserError
+from training.tokenizer.template import Template, normalised
 
-MESSAGES = [
+LOOK = {"name": "look", "description": "é <b>", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": LOOK}]
+CALL = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"a": 'é"<'}}}
+PLAIN = [
     {"role": "user", "content": " q \n"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nA"},
-    {"role": "user", "content": "é👍"}, {"role": "assistant", "content": "B"},
+    {"role": "user", "content": "é👍"}, {"role": "assistant", "content": "B", "reasoning": "why", "name": None},
 ]  # fmt: skip
+CALLING = [
+    {"role": "system", "content": "be"}, {"role": "user", "content": "q"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "{\"x\": 1}"},
+    {"role": "assistant", "content": "done"},
+]  # fmt: skip
+NAMES = (*templates.FAMILIES, "UPPER", "MARKED_WITHOUT_END")
 
 
-@pytest.mark.parametrize("name", ["TOY_THINKING", "BRACKETS", "MODEL_TURNS", "SWITCHED_THINKING", "MARKED", "CHATML"])
-@pytest.mark.parametrize("with_prompt", [False, True])
-def test_the_text_is_that_of_transformers(name, with_prompt):
-    from transformers.utils.chat_template_utils import render_jinja_template
+def family(name: str) -> templates.Family:
+    return templates.FAMILIES.get(name) or templates.Family(getattr(templates, name), ())
 
-    source = CHATML if name == "CHATML" else getattr(templates, name)
-    specials = {"bos_token": "<s>", "eos_token": "</s>"}
-    (expected,), _ = render_jinja_template(
-        [MESSAGES], chat_template=source, add_generation_prompt=with_prompt, enable_thinking=False, **specials
-    )
-    assert Template(source, specials).render(MESSAGES, with_prompt=with_prompt) == expected
+
+def of_transformers(source: str, messages: list[dict], **options) -> tuple[list, list]:
+    from transformers.utils import chat_template_utils as theirs
+
+    messages = theirs._normalize_chat_messages(messages)
+    return theirs.render_jinja_template([messages], chat_template=source, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("prompt", [False, True], ids=["whole", "prompt"])
+@pytest.mark.parametrize(("messages", "tools"), [(PLAIN, None), (CALLING, None), (CALLING, TOOLS)])
+def test_the_text_is_that_of_transformers(name, prompt, messages, tools, monkeypatch):
+    import datetime as real
+
+    from transformers.utils import chat_template_utils as theirs
+
+    monkeypatch.setattr(theirs, "datetime", type("Pinned", (), {"now": lambda: real.datetime(2026, 1, 31)}))
+    found = family(name)
+    ours = Template(found.source, found.specials, "2026-01-31")
+    options = dict(tools=tools, add_generation_prompt=prompt, **found.specials)
+    if ours.has_thinking_flag:
+        options["enable_thinking"] = False
+    try:
+        (expected,), _ = of_transformers(found.source, messages, **options)
+    except Exception:
+        with pytest.raises(UserError, match="cannot render"):
+            ours.render(normalised(messages), tools=tools, prompt=prompt)
+    else:
+        assert ours.render(normalised(messages), tools=tools, prompt=prompt) == expected
+
+
+def test_thinking_is_switched_off_where_the_template_knows_the_flag():
+    """R13."""
+    thinking = Template(templates.SWITCHED_THINKING, {})
+    assert thinking.has_thinking_flag and not Template(templates.MARKED, {}).has_thinking_flag
+    assert thinking.render(PLAIN[:1], prompt=True).endswith("<think>\n\n</think>\n\n")
+    assert thinking.render(PLAIN[:1], prompt=True, thinking=True).endswith("<|im_start|>assistant\n")
 
 
 def test_marks_are_those_of_transformers():
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    _, (expected,) = render_jinja_template(
-        [MESSAGES], chat_template=templates.MARKED, return_assistant_tokens_mask=True
-    )
-    assert Template(templates.MARKED, {}).marked(MESSAGES) == expected and len(expected) == 2
-
-
-def test_a_prompt_ends_where_the_answer_begins():
-    assert render(CHATML, MESSAGES[:1]) == "<|im_start|>user\n q \n<|im_end|>\n<|im_start|>assistant\n"
+    """T14."""
+    (text,), (expected,) = of_transformers(templates.MARKED, PLAIN, return_assistant_tokens_mask=True)
+    marked = Template(templates.MARKED, {}).marked(normalised(PLAIN), "\x01", "\x02")
+    assert marked.replace("\x01", "").replace("\x02", "") == text
+    assert [part.partition("\x02")[0] for part in marked.split("\x01")[1:]] == [text[s:e] for s, e in expected]
+    assert Template(templates.MARKED, {}).marks_answers and not Template(templates.BRACKETS, {}).marks_answers
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox():
-    with pytest.raises(UserError, match="cannot render"):
-        Template("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render(MESSAGES)
+def test_a_clock_is_told_the_day_or_refused():
+    with pytest.raises(UserError, match="reads the clock"):
+        Template(templates.CLOCK, {}).render(PLAIN[:1])
+    assert Template(templates.CLOCK, {}, "2026-01-31").render(PLAIN[:1]).startswith("31 Jan 2026<|user|>")
 
 
-def test_a_served_models_own_template_is_rendered_as_its_server_does():
-    """Today's date, no word about thinking; what cannot be rendered is the model's fault, not an argument's."""
-    assert render(templates.CLOCK, MESSAGES[:1]).startswith(f"{datetime.date.today():%d %b %Y}<|user|>")
-    assert render(templates.SWITCHED_THINKING, MESSAGES[:1]).endswith("<|im_start|>assistant\n")
-    with pytest.raises(IntegrityError, match="cannot be rendered"):
-        render("{% for", MESSAGES)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}", "{% set ns = namespace() %}{% set ns.__x = 1 %}",
+        "{{ messages.append(1) }}", "{{ dict.__class__.__init__.__globals__ }}", "{{ 1 / 0 }}", "{{ none.x.y }}",
+        "{% for x in range(10 ** 9) %}{% endfor %}", "{{ raise_exception('no') }}", "{% for %}", "{{ 'a' + 1 }}",
+    ],
+)  # fmt: skip
+def test_what_a_template_may_not_do_or_cannot_is_one_clear_error(source):
+    with pytest.raises(UserError, match="chat template"):
+        Template(source, {}).render(PLAIN)

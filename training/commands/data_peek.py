@@ -105,7 +105,7 @@ def _report(report: Report, look, figures: dict) -> None:
         share = trained / max(1, look.tokens.num_tokens)
         report.add("tokens", f"{look.tokens.num_tokens:,} of {look.tokenizer.name}, {share:.1%} of them trained")
         report.add("folder", look.tokens.folder)
-    for reason, count in (figures.get("left_out", {}) | {"shortened": figures.get("shortened", 0)}).items():
+    for reason, count in (figures.get("left_out", {}) | figures.get("noted", {})).items():
         if count:
             report.add(reason.replace("_", " "), f"{count} records")
     spread = "  ".join(f"{name} {value}" for name, value in peek_view.percentiles(look).items())

@@ -18,7 +18,7 @@ from training.core.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 _SUFFIXES = (".png", ".svg")
 _STYLE = {"svg.hashsalt": "trainyard", "svg.fonttype": "none", "font.size": 8}
 

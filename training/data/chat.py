@@ -1,33 +1,48 @@
 """A conversation as text, and the spans of it that an assistant says: the answer and what ends its turn.
 
 Spans are read off the full render, never from lengths of rendered prefixes, which a template that rewrites earlier
-turns makes wrong (B23). Where the template marks what is generated, its marks are the spans. Else each answer is
-rendered once more between characters that no text holds; without them the text must be the plain render again, or the
-template is refused. A span begins behind the header that the server will add (B26) and ends with the turn's end.
+turns makes wrong (B23). One private character goes into each message; without them the text must be the plain render
+again, to the byte, and where they stand tells whose text is where. A span begins where the server would let the answer
+begin: behind the text that the template, asked for that answer, puts after the message before (B26). It ends with the
+token that ends a turn, which the template shows on a conversation of four words. A template's own `{% generation %}`
+marks narrow a span. Where a template cuts or rewrites what is said, only a last turn that the server's whole prompt
+leads to is taken, and told; else the conversation is refused.
 """
 
+import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from training.core.errors import UserError
+from training.data.conversation import ANSWERING, Conversation
+from training.data.marks import Marked, Places, Position, at_first, at_last, at_middle, at_start, without
 from training.data.supervision import lever
-from training.tokenizer.template import Template
+from training.tokenizer.template import Span, Template, Unrenderable
 
-_THINK_END = re.compile(r"</think>\s*")
-_PLANES = (0xF0000, 0x100000)
-"""Where Unicode has 65,534 private characters each; a record that uses both planes is refused."""
-_MOST_MESSAGES = 32_000
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
-Span = tuple[int, int]
+
+class Unfollowable(UserError):
+    """A conversation in which what an assistant says cannot be told from its prompt."""
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """A rendered conversation; `answers` are spans of `text` in characters, in order, one an assistant's turn."""
+class Rendered:
+    """A rendered conversation.
+
+    Args:
+        text: what transformers renders.
+        spans: of `text` in characters, one for each answer in `answers`, in order.
+        answers: the numbers of the messages that the spans are of.
+        is_last_only: other answers than the last could not be followed.
+    """
 
     text: str
-    answers: tuple[Span, ...]
+    spans: tuple[Span, ...]
+    answers: tuple[int, ...]
+    is_last_only: bool = False
 
 
 class Renderer:
@@ -42,104 +57,211 @@ class Renderer:
         self.template = template
         ordered = sorted(filter(None, controls), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self._headers: tuple[str, str] | None = None
 
-    def render(self, messages: Sequence[dict]) -> Conversation:
-        """Render and find the answers. Raises UserError where the template cannot be followed."""
-        text = self.template.render(messages)
-        if self.template.marks_answers:
-            return Conversation(text, tuple(self.template.marked(messages)))
-        return Conversation(text, tuple(self._answers(messages, text)))
+    def render(self, conversation: Conversation) -> Rendered:
+        """Render and find the answers. Raises UserError where the template refuses or cannot be followed."""
+        text = self._plain(conversation)
+        if not conversation.answers:
+            return Rendered(text, (), ())
+        try:
+            spans = self._traced(conversation, text)
+            if self.template.marks_answers:
+                return self._narrowed(conversation, text, spans)
+            return Rendered(text, spans, conversation.answers)
+        except Unfollowable:
+            if self.template.marks_answers:
+                return self._narrowed(conversation, text, None)
+            return self._last_turn(conversation, text)
 
-    def contents(self, messages: Sequence[dict]) -> tuple[str, list[Span]]:
+    def text(self, conversation: Conversation) -> str:
+        """The text alone."""
+        return self._plain(conversation)
+
+    def prompt(self, conversation: Conversation) -> str:
+        """The text up to where the next answer begins."""
+        return self._plain(conversation, prompt=True)
+
+    def contents(self, conversation: Conversation) -> tuple[str, list[Span | None]]:
         """The text, and the span of each message's own content in it. Raises UserError where it cannot be followed."""
-        text = self.template.render(messages)
-        return text, self._places(messages, range(len(messages)), text)
+        text = self._plain(conversation)
+        first = self._places(conversation, text, at_start)
+        last = self._places(conversation, text, at_last)
+        numbers = range(len(conversation.messages))
+        spans = [(min(first[i]), max(last[i]) + 1) if i in first and i in last else None for i in numbers]
+        return text, spans
+
+    def _plain(self, conversation: Conversation, *, prompt: bool = False) -> str:
+        return self.template.render(
+            conversation.messages, tools=conversation.tools, prompt=prompt, thinking=conversation.thinks
+        )
+
+    # ---- what the template shows of itself
+
+    @cached_property
+    def ends(self) -> re.Pattern:
+        """What ends an assistant's turn. Raises UserError where nothing does."""
+        texts = dict.fromkeys(filter(None, self._endings()))
+        if not texts:
+            raise UserError(
+                "the chat template ends an answer with nothing, so that no model could learn to stop",
+                where="the chat template", found="no token behind a last answer that can be followed",
+                expected="a control token of the tokenizer behind each answer",
+            )  # fmt: skip
+        return re.compile("|".join(map(re.escape, texts)))
+
+    def _endings(self) -> Iterator[str]:
+        """The first control token behind a last answer, else the words there; that of other turns; of tool calls."""
+        for call in (False, True):
+            tail = self._tail(_example(call), -1)
+            tokens = self._control.findall(tail)
+            last = (tokens[-1] if call else tokens[0]) if tokens else "" if call else tail.strip()
+            yield last
+            between = self._tail(_example(call, turns=2), 1)
+            tokens = self._control.findall(between)
+            if len(tokens) > 1 and not call:  # one alone may be the header of the next turn
+                yield tokens[0]
+
+    def _tail(self, conversation: Conversation, index: int) -> str:
+        """What stands between a message and the next one's content; "" where the template refuses the example."""
+        index %= len(conversation.messages)
+        try:
+            text = self._plain(conversation)
+            places = self._places(conversation, text, at_last)
+        except UserError:
+            return ""
+        if index not in places:
+            return ""
+        after = [place for other, found in places.items() if other > index for place in found]
+        return text[max(places[index]) + 1 : min(after, default=len(text))]
 
     # ---- answers by marks of our own
 
-    def _answers(self, messages: Sequence[dict], text: str) -> list[Span]:
-        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        places = self._places(messages, turns, text)
-        # Words that close the conversation close each turn, where no control token does.
-        closing = text[places[-1][1] :].strip() if turns and turns[-1] == len(messages) - 1 else ""
-        spans, before = [], 0
-        for number, (first, last) in enumerate(places):
-            start = self._behind_header(text, before, first, messages)
-            limit = places[number + 1][0] if number + 1 < len(places) else len(text)
-            end = self._turn_end(text, last, limit, closing)
-            spans.append((start, end))
-            before = end
-        return spans
+    def _traced(self, conversation: Conversation, text: str) -> tuple[Span, ...]:
+        """The span of each answer, in order."""
+        marked = places = None
+        for position in (at_last, at_middle, at_first):
+            marked = Marked(conversation, position)
+            places = self._found(marked, text)
+            if places is not None and all(index in places for index in conversation.answers):
+                break
+        else:
+            raise _unfollowable("an answer that is cut, changed or left out")
+        return tuple(self._span(marked, places, index, text) for index in conversation.answers)
 
-    def _places(self, messages: Sequence[dict], turns: Sequence[int], text: str) -> list[Span]:
-        """Where each answer's own text lies in the render: the first of its characters that is kept, and its end."""
-        base = _free_plane(messages)
-        marked = [dict(message) for message in messages]
-        for number, index in enumerate(turns):
-            first, last = chr(base + 2 * number), chr(base + 2 * number + 1)
-            marked[index]["content"] = _mark(messages[index]["content"], first, last)
-        rendered = self.template.render(marked)
-        ours = re.compile(f"[{chr(base)}-{chr(base + 2 * max(1, len(turns)) - 1)}]")
-        found: dict[int, list[int]] = {}
-        for number, mark in enumerate(ours.finditer(rendered)):
-            found.setdefault(ord(mark[0]) - base, []).append(mark.start() - number)
-        if ours.sub("", rendered) != text or not all(mark in found for mark in range(2 * len(turns))):
-            raise UserError(
-                "the chat template rewrites answers, so that what an assistant says cannot be told from its prompt",
-                where="the chat template", found="an answer that is cut, changed or left out",
-                expected="answers that are printed as they stand, or {% generation %} marks",
-                next_command=lever("loss_on", "all"),
-            )  # fmt: skip
-        return [(min(found[2 * number]), max(found[2 * number + 1])) for number in range(len(turns))]
+    def _places(self, conversation: Conversation, text: str, position: Position) -> Places:
+        places = self._found(Marked(conversation, position), text)
+        if places is None:
+            raise _unfollowable("a text that is cut or changed")
+        return places
 
-    def _behind_header(self, text: str, before: int, first: int, messages: Sequence[dict]) -> int:
-        """Where the answer begins: behind the header that the server adds, else behind the longest beginning of it."""
-        if self._headers is None:
-            self._headers = self._find_headers(messages)
-        header, with_thought = self._headers
-        for words in (header, *(with_thought[:length] for length in range(len(with_thought), 0, -1))):
-            place = text.rfind(words, before, first) if words else -1
-            if place >= 0:
-                return place + len(words)
-        return first
+    def _found(self, marked: Marked, text: str) -> Places | None:
+        """Where in `text` the marked character of each message stands; None where marks change more than themselves."""
+        try:
+            plain, places = marked.strip(self._plain(marked.conversation))
+        except Unrenderable:
+            return None
+        return places if plain == text else None
 
-    def _find_headers(self, messages: Sequence[dict]) -> tuple[str, str]:
-        """What the template adds where an answer is asked for: with thinking off, and with it on."""
-        asked = list(messages[: next(i for i, message in enumerate(messages) if message["role"] == "assistant")])
-        plain, found = self.template.render(asked), []
-        for variables in ({}, {"enable_thinking": True}):
-            prompt = self.template.render(asked, with_prompt=True, **variables)
-            found.append(prompt[len(plain) :] if prompt.startswith(plain) else "")
-        return found[0], found[1]
+    def _span(self, marked: Marked, places: Places, index: int, text: str) -> Span:
+        mark = max(places[index])
+        after = [place for other, found in places.items() if other > index for place in found]
+        end = self.ends.search(text, mark, min(after, default=len(text)))
+        if end is None:
+            raise _unfollowable("a turn without an end")
+        return self._start(marked, places, index, text), end.end()
 
-    def _turn_end(self, text: str, last: int, limit: int, closing: str) -> int:
-        """The end of the first control token behind an answer, else of the words that close a conversation."""
-        if token := self._control.search(text, last, limit):
-            return token.end()
-        if closing and text.startswith(closing, last):
-            return last + len(closing)
-        raise UserError(
-            "the chat template does not end an assistant's turn", where="the chat template",
-            found=f"{text[last : last + 20]!r} behind an answer", expected="a control token, which is trained",
-            next_command=lever("loss_on", "all"),
-        )  # fmt: skip
+    def _start(self, marked: Marked, places: Places, index: int, text: str) -> int:
+        """Where the server lets the answer begin: behind what its prompt has after the message before."""
+        try:
+            prompt, asked = marked.strip(self._plain(marked.before(index), prompt=True))
+        except Unrenderable as error:
+            raise _unfollowable(f"a prompt that the template refuses ({error.found})") from error
+        before = max((other for other in places if other < index and other in asked), default=None)
+        anchor, place = (0, 0) if before is None else (max(asked[before]), max(places[before]))
+        tail = prompt[anchor:]
+        if text.startswith(tail, place):
+            return place + len(tail)
+        return self._behind_common(text, place, tail, marked.first_place(index, min(places[index]), text))
+
+    def _behind_common(self, text: str, place: int, tail: str, limit: int) -> int:
+        """Behind the lines and control tokens that prompt and text have in common, where no header is left to come."""
+        for piece in self._pieces(tail):
+            if not text.startswith(piece, place) or place + len(piece) > limit:
+                break
+            place += len(piece)
+        if set(self._control.findall(text, place, limit)) & set(self._control.findall(tail)):
+            raise _unfollowable("an answer behind another header than the server's")
+        return place
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        position = 0
+        for token in [*self._control.finditer(text), None]:
+            yield from _LINE.findall(text[position : token.start() if token else len(text)])
+            if token:
+                yield token[0]
+                position = token.end()
+
+    # ---- answers by the template's marks, or the last alone
+
+    def _narrowed(self, conversation: Conversation, text: str, spans: tuple[Span, ...] | None) -> Rendered:
+        """The spans that the template marks, each with the end of its turn and without what the server writes."""
+        opening, closing = Marked.free(conversation, 2)
+        rendered = self.template.marked(
+            conversation.messages, opening, closing, tools=conversation.tools, thinking=conversation.thinks
+        )
+        plain, found = without(rendered, {opening: 0, closing: 1})
+        if plain != text or len(found.get(0, ())) != len(found.get(1, ())):
+            raise _unfollowable("generation marks that change the text")
+        result, answers = [], []
+        for start, end in zip(found.get(0, ()), found.get(1, ()), strict=True):
+            number = _covering(spans, start, end) if spans else None
+            if number is not None:
+                start = max(start, spans[number][0])
+            result.append((start, self._marked_end(text, start, end)))
+            answers.append(conversation.answers[number] if number is not None else -1)
+        return Rendered(text, tuple(result), tuple(answers))
+
+    def _marked_end(self, text: str, start: int, end: int) -> int:
+        """The end of a marked span: that of the turn, which some templates leave outside, without blanks behind it."""
+        inside = [match.end() for match in self.ends.finditer(text, start, end)]
+        if inside:
+            return inside[-1]
+        behind = re.compile(r"\s*").match(text, end).end()
+        if match := self.ends.match(text, behind):
+            return match.end()
+        raise _unfollowable("generation marks without the end of the turn")
+
+    def _last_turn(self, conversation: Conversation, text: str) -> Rendered:
+        """The last answer, where the server's prompt for it is how the text begins."""
+        last = len(conversation.messages) - 1
+        if conversation.ends_with_answer and last > 0:
+            prompt = self._plain(conversation.first(last), prompt=True)
+            end = self.ends.search(text, len(prompt))
+            if text.startswith(prompt) and end:
+                span = (len(prompt), end.end())
+                return Rendered(text, (span,), (last,), is_last_only=len(conversation.answers) > 1)
+        raise _unfollowable("an answer that is cut, changed or left out")
 
 
-def _free_plane(messages: Sequence[dict]) -> int:
-    if len(messages) > _MOST_MESSAGES:
-        raise UserError("a conversation is too long", found=f"{len(messages)} messages", expected=_MOST_MESSAGES)
-    highest = [ord(max(message["content"], default=" ")) for message in messages]
-    for base in _PLANES:
-        if not any(base <= one < base + 0x10000 for one in highest):
-            return base
-    raise UserError("a conversation uses Unicode's private planes", expected="text without U+F0000 and above")
+def _covering(spans: Sequence[Span], start: int, end: int) -> int | None:
+    """The last span that begins before `end` and ends behind `start`."""
+    number = bisect.bisect_left([span[0] for span in spans], end) - 1
+    return number if number >= 0 and spans[number][1] > start else None
 
 
-def _mark(content: str, first: str, last: str) -> str:
-    """Put marks around an answer, inside its blanks, and behind each end of a thought, where a template may cut."""
-    core = content.strip()
-    start = content.index(core) if core else 0
-    thought_out = _THINK_END.sub(lambda match: match[0] + first, core)
-    opening = "" if core.startswith("<think>") and thought_out != core else first
-    return content[:start] + opening + thought_out + last + content[start + len(core) :]
+def _example(with_call: bool, turns: int = 1) -> Conversation:
+    call = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {}}}
+    answer = {"role": ANSWERING, "content": "" if with_call else "word"}
+    if with_call:
+        answer["tool_calls"] = [call]
+    look = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    messages = [{"role": "user", "content": "word"}, answer] * turns
+    return Conversation(tuple(messages), [{"type": "function", "function": look}] if with_call else None, 1)
+
+
+def _unfollowable(found: str) -> Unfollowable:
+    return Unfollowable(
+        "what an assistant says cannot be told from its prompt", where="the chat template", found=found,
+        expected="answers that are printed as they stand, or {% generation %} marks around them",
+        next_command=lever("loss_on", "all"),
+    )  # fmt: skip

@@ -60,9 +60,17 @@ class Dataset:
         return self.folder / f"{split}.jsonl"
 
     def iter_records(self, split: str) -> Iterator[dict]:
-        """Yield the records of a split in their order, hashing as it reads.
+        """Yield the records of a split in their order. Raises IntegrityError as `iter_lines` does."""
+        for line in self.iter_lines(split):
+            try:
+                yield files.parse_json(line)
+            except ValueError:
+                raise self._changed(split) from None
 
-        Raises IntegrityError where the file is gone, cannot be parsed, or turns out at its end to have other bytes.
+    def iter_lines(self, split: str) -> Iterator[bytes]:
+        """Yield the records of a split as the lines of its file, hashing as it reads.
+
+        Raises IntegrityError where the file is gone, or turns out at its end to have other bytes.
         """
         path = self.path(split)
         expected = self.manifest["files"][path.name]
@@ -72,17 +80,15 @@ class Dataset:
         with open(path, "rb") as file:
             for line in file:
                 digest.update(line)
-                try:
-                    value = files.parse_json(line)
-                except ValueError:
-                    break
-                yield value
-            else:
-                if digest.hexdigest() == expected["sha256"]:
-                    return
-        raise IntegrityError(
+                yield line
+        if digest.hexdigest() != expected["sha256"]:
+            raise self._changed(split)
+
+    def _changed(self, split: str) -> IntegrityError:
+        path = self.path(split)
+        return IntegrityError(
             "the data set's bytes have changed", where=path, found="other bytes than were prepared",
-            expected=f"sha256 {files.short(expected['sha256'])}",
+            expected=f"sha256 {files.short(self.manifest['files'][path.name]['sha256'])}",
             next_command="prepare it again: the same data-prepare command makes the same data set",
         )  # fmt: skip
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.core.errors import UserError
-from training.data import record, supervised
+from training.data import conversation, record
+from training.data.chat import Renderer
 from training.data.dataset import Dataset
+from training.tokenizer.template import of_tokenizer
 
 if TYPE_CHECKING:
     from training.data.tokens import TokenSplit
@@ -185,34 +187,36 @@ class Peek:
 
     def _origins(self, value: dict, ids: list[int]) -> list[str]:
         """What of the record each token is of; where its contents cannot be followed, nothing is said."""
-        if "messages" not in value:
+        talk = conversation.of_record(value)
+        if talk is None:
             return self._parts(value, ids)
         try:
-            text, spans = supervised.renderer(self.tokenizer, self._template_date).contents(value["messages"])
+            rendered, spans = self._renderer.contents(talk)
         except UserError:
             return [""] * len(ids)
-        bos = self.tokenizer.roles["bos"]
-        first = int(bos is not None and self.tokenizer.add_bos and not text.startswith(bos))
-        encoded = self.tokenizer.encode_rendered([text])[0][: len(ids) - first].tolist()
-        if encoded != ids[first:]:  # it was shortened
+        text = self.tokenizer.with_bos(rendered)
+        if not text.startswith(self.tokenizer.decode(ids)):  # it was shortened
             return [""] * len(ids)
-        names = [f"messages[{number}] {message['role']}" for number, message in enumerate(value["messages"])]
-        ends = np.cumsum(self.tokenizer.num_bytes_V[ids[first:]])
+        shift = len(text) - len(rendered)
+        ends = np.cumsum(self.tokenizer.num_bytes_V[ids])
         origins = ["template"] * len(ids)
-        for name, span in zip(names, spans, strict=True):
-            start, end = (np.searchsorted(ends, len(text[:place].encode()), "right") + first for place in span)
-            origins[start:end] = [name] * (end - start)
+        for number, (message, span) in enumerate(zip(talk.messages, spans, strict=True)):
+            if span is not None:
+                first, last = (len(text[: place + shift].encode()) for place in span)
+                start, end = np.searchsorted(ends, first, "right"), np.searchsorted(ends, last, "right")
+                origins[start:end] = [f"messages[{number}] {message['role']}"] * (end - start)
         return origins
+
+    @cached_property
+    def _renderer(self) -> Renderer:
+        date = self.tokens.manifest.get("labels", {}).get("template_date")
+        return Renderer(of_tokenizer(self.tokenizer, date), list(self.tokenizer.specials))
 
     def _parts(self, value: dict, ids: list[int]) -> list[str]:
         if "text" in value:
             return ["text"] * len(ids)
         count = len(self.tokenizer.encode_plain([value["completion"]])[0]) + 1
         return ["prompt"] * (len(ids) - count) + ["completion"] * count
-
-    @property
-    def _template_date(self) -> str | None:
-        return self.tokens.manifest.get("labels", {}).get("template_date")
 
     def _labels(self, start: int, end: int, ids: list[int]) -> Sequence[int]:
         if self.tokens.trained is not None:

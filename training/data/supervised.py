@@ -1,239 +1,278 @@
-"""Records with answers as tokens and labels: what is rendered, what is trained, and what does not fit.
+"""Records with answers as tokens and labels: what is encoded apart, what is trained, and what cannot be used.
 
-Owns one record's way from its fields to ids and labels, and the policies for records that are too long. A record's text
-never becomes a control token: one that holds a control token's text is refused, or left out and counted (B38).
-Lengths are in tokens and include the BOS.
+Owns one record's way from its fields to ids and labels; what becomes of records that are too long is `shorten`'s. A
+record's text never becomes a control token: one that holds a control token's text is left out (B38). The ids of a text
+up to an answer are those that the server makes of it as a prompt, since each answer is encoded apart from what is
+before it (B31). Lengths are in tokens and include the BOS. All of it is a pure function of record, tokenizer and
+settings, so that any number of processes gives one result.
 """
 
-import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from training.core import files
 from training.core.errors import UserError
-from training.data import record
-from training.data.chat import Renderer
+from training.data import shorten
+from training.data.chat import Rendered, Renderer, Unfollowable
+from training.data.conversation import Conversation, of_record
 from training.data.supervision import Settings, lever
-from training.tokenizer.artifact import Tokenizer
-from training.tokenizer.template import Template
+from training.tokenizer.artifact import TOKENIZER, Tokenizer
+from training.tokenizer.template import Unrenderable, of_tokenizer
 
-KEPT_ANSWER_TOKENS = 96
-"""A shortened record keeps this much of its answer, or the whole (R14)."""
-_CUT = "[...]"
-_BATCH_RECORDS = 512
-_TOO_LONG, _CONTROL, _UNRENDERED, _UNTRAINED = LEFT_OUT = (
-    "too_long", "control_token_in_text", "not_rendered", "nothing_trained",
+TOO_LONG, CONTROL, UNRENDERED, UNFOLLOWED, UNTRAINED = (
+    "too_long", "control_token_in_text", "not_rendered", "not_followed", "nothing_trained",
 )  # fmt: skip
-_SHORTENED = "shortened"
+LEFT_OUT = (TOO_LONG, CONTROL, UNRENDERED, UNFOLLOWED, UNTRAINED)
+SHORTENED, ANSWER_CUT, LAST_ONLY, MIXES = "shortened", "answer_cut", "last_answer_only", "several_answers"
+NOTED = (SHORTENED, ANSWER_CUT, LAST_ONLY, MIXES)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One record as it is trained: ids and labels of one length, and the bytes of text that the labels stand for."""
+    """One record as it is trained: ids and labels of one length, the bytes of text of the labels, what to count."""
 
     line: int
     ids: np.ndarray
     trained: np.ndarray
     text_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that cannot be used, why, and how to use it all the same."""
+
+    line: int
+    reason: str
+    id: str | None
+    found: str
+    expected: str
+    way_out: str = lever("on_error", "drop")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The samples of a batch of records, one after another, and what is left out of it; texts have no `trained`."""
+
+    lines: np.ndarray
+    lengths: np.ndarray
+    ids: np.ndarray
+    trained: np.ndarray
+    text_bytes: np.ndarray
+    notes: Counter = field(default_factory=Counter)
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a record that is encoded apart."""
+
+    text: str
+    is_trained: bool
+
+
+class TextEncoder:
+    """Encodes texts, whole: BOS, the text, EOS; every token but the first is a label."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+
+    def batch(self, numbered: Sequence[tuple[int, dict]]) -> Encoded:
+        """Encode records, each with its line from 0, as flat arrays without labels."""
+        texts = [value["text"] for _, value in numbered]
+        documents = self.tokenizer.encode_documents(texts)
+        return Encoded(
+            np.array([line for line, _ in numbered], "<u4"),
+            np.array([len(ids) for ids in documents], np.int64),
+            np.concatenate([np.empty(0, self.tokenizer.dtype), *documents]),
+            np.empty(0, np.uint8),
+            np.array([len(text.encode()) for text in texts], "<u8"),
+        )
 
 
 class Encoder:
-    """Encodes the records of one form; `counts` tells what became of them."""
+    """Encodes records with answers."""
 
-    def __init__(self, form: str, tokenizer: Tokenizer, settings: Settings, place: str = "record"):
-        self.form, self.tokenizer, self.settings, self.place = form, tokenizer, settings, place
-        self.counts: Counter[str] = Counter(dict.fromkeys((*LEFT_OUT, _SHORTENED), 0))
-        self.several_answers = 0
+    def __init__(self, tokenizer: Tokenizer, settings: Settings):
+        self.tokenizer, self.settings = tokenizer, settings
 
     # ---- records in, samples out
 
-    def encode(self, values: Iterable[dict]) -> Iterator[Sample]:
-        """Yield a sample a record that can be used, in order. Raises UserError as the settings have it."""
-        numbered = enumerate(values)
-        while batch := list(itertools.islice(numbered, _BATCH_RECORDS)):
-            usable = [(line, value) for line, value in batch if self._is_usable(line, value)]
-            for line, ids, trained, value in self._encoded(usable):
-                if sample := self._fitted(line, ids, trained, value):
-                    yield sample
+    def encode(self, numbered: Sequence[tuple[int, dict]]) -> list[Sample | LeftOut]:
+        """Encode records, each with its line from 0; one result a record, in order."""
+        results: list = [self._read(line, value) for line, value in numbered]
+        usable = [(index, one) for index, one in enumerate(results) if isinstance(one, _Read)]
+        encoded = self._encoded([one.pieces for _, one in usable], [one.conversation is None for _, one in usable])
+        for (index, read), (ids, trained) in zip(usable, encoded, strict=True):
+            results[index] = self._fitted(read, ids, trained)
+        return results
 
-    def _is_usable(self, line: int, value: dict) -> bool:
-        texts = record.texts(value)
-        written = next((text for text in self._control_texts if any(text in one for one in texts)), None)
-        if written is None:
-            return True
-        self._leave_out(_CONTROL, line, value, f"the text {written!r}", "text without the tokenizer's control tokens")
-        return False
+    def batch(self, numbered: Sequence[tuple[int, dict]]) -> Encoded:
+        """The same as `encode`, as flat arrays."""
+        results = self.encode(numbered)
+        samples = [one for one in results if isinstance(one, Sample)]
+        empty = np.empty(0, self.tokenizer.dtype)
+        return Encoded(
+            np.array([sample.line for sample in samples], "<u4"),
+            np.array([len(sample.ids) for sample in samples], np.int64),
+            np.concatenate([empty, *(sample.ids for sample in samples)]).astype(self.tokenizer.dtype, copy=False),
+            np.concatenate([np.empty(0, np.uint8), *(sample.trained for sample in samples)]),
+            np.array([sample.text_bytes for sample in samples], "<u8"),
+            Counter(note for sample in samples for note in sample.notes),
+            tuple(one for one in results if isinstance(one, LeftOut)),
+        )
+
+    def _read(self, line: int, value: dict) -> "_Read | LeftOut":
+        """A record in pieces to encode, or why it cannot be."""
+        conversation, identity = of_record(value), value.get("id")
+        if found := self._forged(conversation, value):
+            return LeftOut(line, CONTROL, identity, found, "text without the tokenizer's control tokens")
+        if conversation is None:
+            pieces = [Piece(value["prompt"], self.settings.loss_on == "all"), Piece(value["completion"], True)]
+            return _Read(line, identity, None, pieces, ())
+        try:
+            rendered = self.renderer.render(conversation)
+        except (Unrenderable, Unfollowable) as error:
+            return _failure(line, identity, error)
+        notes = (*((LAST_ONLY,) if rendered.is_last_only else ()), *((MIXES,) if conversation.mixes else ()))
+        return _Read(line, identity, conversation, self.pieces(rendered, conversation), notes)
 
     @cached_property
-    def _control_texts(self) -> list[str]:
-        return [text for text in self.tokenizer.specials if text]
+    def renderer(self) -> Renderer:
+        """What renders conversations. Raises UserError where the tokenizer has no template."""
+        return Renderer(of_tokenizer(self.tokenizer, self.settings.template_date), list(self.tokenizer.specials))
 
-    def _leave_out(self, reason: str, line: int, value: dict, found: str, expected: str, way_out: str = "") -> None:
-        """Count a record that cannot be used. Raises UserError where the settings refuse it."""
-        self.counts[reason] += 1
-        policy = self.settings.overlong if reason == _TOO_LONG else self.settings.on_error
-        if policy == "refuse":
-            named = f", id {record.shown(value['id'])}" if "id" in value else ""
-            raise UserError(
-                f"a record cannot be trained on ({reason.replace('_', ' ')})",
-                where=f"{self.place}:{line + 1}{named}", found=found, expected=expected,
-                next_command=way_out or lever("on_error", "drop"),
-            )  # fmt: skip
+    # ---- control tokens
 
-    def _encoded(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
-        if self.form == "messages":
-            yield from self._conversations(batch)
+    @cached_property
+    def _controls(self) -> tuple[re.Pattern, re.Pattern]:
+        """Texts of control tokens: all of them, and those that an assistant may not write either."""
+        added = files.read_json(self.tokenizer.folder / TOKENIZER).get("added_tokens", [])
+        steering = {token["content"] for token in added if token["special"]}
+        every = [text for text in self.tokenizer.specials if text]
+        return tuple(
+            re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+            for texts in (every, [text for text in every if text in steering])
+        )
+
+    def _forged(self, conversation: Conversation | None, value: dict) -> str | None:
+        """Where a record's own text would become a control token; what a template writes, an assistant may write."""
+        if conversation is None:
+            texts = ((name, value[name], name == "completion") for name in ("prompt", "completion"))
         else:
-            yield from self._completions(batch)
+            texts = conversation.texts()
+        for place, text, is_answer in texts:
+            if match := self._controls[is_answer].search(text):
+                return f"{match[0]!r} in {place}"
+        return None
 
-    # ---- conversations
+    # ---- pieces, ids and labels
 
-    @cached_property
-    def _renderer(self) -> Renderer:
-        return renderer(self.tokenizer, self.settings.template_date)
+    def pieces(self, rendered: Rendered, conversation: Conversation, untrained: frozenset[int] = frozenset()) -> list:
+        """Cut a rendered conversation where answers begin and end; behind the last label nothing is kept.
 
-    def _conversations(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
-        rendered, renderer = [], self._renderer
-        for line, value in batch:
-            try:
-                rendered.append((line, value, renderer.render(value["messages"])))
-            except UserError as error:
-                self._leave_out(_UNRENDERED, line, value, f"{error.what}: {error.found}", str(error.expected))
-        all_ids = self.tokenizer.encode_rendered([conversation.text for *_, conversation in rendered])
-        for (line, value, conversation), ids in zip(rendered, all_ids, strict=True):
-            self.several_answers += len(conversation.answers) > 1 or _has_tools(value)
-            yield line, *self._labelled(ids, conversation.text, conversation.answers), value
+        Args:
+            untrained: answers that are no labels, by the number of their message.
+        """
+        text = self.tokenizer.with_bos(rendered.text)
+        shift, loss_on = len(text) - len(rendered.text), self.settings.loss_on
+        if loss_on == "all":
+            return [Piece(text, True)]
+        spans = [
+            (start + shift, end + shift)
+            for (start, end), answer in zip(rendered.spans, rendered.answers, strict=True)
+            if answer not in untrained and not 0 <= answer < conversation.num_prompt
+        ]
+        if loss_on == "completion" and spans:
+            spans = [(spans[0][0], spans[-1][1] if conversation.ends_with_answer else len(text))]
+        pieces, place = [], 0
+        for start, end in spans:
+            pieces += [Piece(text[place:start], False), Piece(text[start:end], True)]
+            place = end
+        return [piece for piece in pieces if piece.text] or [Piece(text, False)]
 
-    def _labelled(
-        self, ids: np.ndarray, text: str, answers: tuple[tuple[int, int], ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Label the tokens whose last byte lies in an answer; what comes behind the last answer is left out."""
-        ends = np.cumsum(self.tokenizer.num_bytes_V[ids])
-        if len(ends) and ends[-1] != len(text.encode()):
+    def _encoded(self, all_pieces: list[list[Piece]], are_plain: list[bool]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids and labels of each list of pieces; a plain one gets BOS where the server adds one, and EOS."""
+        texts = {plain: [] for plain in (False, True)}
+        for pieces, plain in zip(all_pieces, are_plain, strict=True):
+            texts[plain] += [piece.text for piece in pieces]
+        ids = {
+            False: iter(self.tokenizer.encode_rendered(texts[False])),
+            True: iter(self.tokenizer.encode_plain(texts[True])),
+        }
+        for pieces, plain in zip(all_pieces, are_plain, strict=True):
+            parts = [next(ids[plain]) for _ in pieces]
+            self._require_bytes(pieces, parts)
+            labels = [np.full(len(part), piece.is_trained, np.uint8) for piece, part in zip(pieces, parts, strict=True)]
+            if plain:
+                parts.append(np.array([self.tokenizer.eos_id], self.tokenizer.dtype))
+                labels.append(np.ones(1, np.uint8))
+                if self.tokenizer.add_bos:
+                    parts.insert(0, np.array([self.tokenizer.bos_id], self.tokenizer.dtype))
+                    labels.insert(0, np.zeros(1, np.uint8))
+            trained = np.concatenate(labels)
+            trained[:1] = 0  # nothing before it predicts it
+            yield np.concatenate(parts), trained
+
+    def _require_bytes(self, pieces: Sequence[Piece], parts: Sequence[np.ndarray]) -> None:
+        given = sum(len(piece.text.encode()) for piece in pieces)
+        taken = sum(int(self.tokenizer.num_bytes_V[part].sum()) for part in parts)
+        if given != taken:
             raise UserError(
                 "the tokenizer changes the text that it encodes", where=self.tokenizer.folder,
-                found=f"{len(text.encode())} bytes in, {ends[-1]} out", expected="a byte-level tokenizer",
+                found=f"{given} bytes in, {taken} out", expected="a byte-level tokenizer",
             )  # fmt: skip
-        trained = np.zeros(len(ids), np.uint8)
-        if self.settings.loss_on == "all":
-            trained[:] = 1
-        elif answers:
-            spans = answers if self.settings.loss_on == "assistant" else ((answers[0][0], len(text)),)
-            for start, end in spans:
-                first, last = (len(text[:place].encode()) for place in (start, end))
-                trained[np.searchsorted(ends, first, "right") : np.searchsorted(ends, last, "right")] = 1
-            ids, trained = _without_tail(ids, trained)
-        return self._with_bos(ids, trained)
 
-    def _with_bos(self, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Put the BOS in front where the server will, unless the text has it already (B31); it is never a label."""
-        bos = self.tokenizer.bos_id
-        if bos is not None and len(ids) and ids[0] == bos:
-            return ids, np.concatenate([np.zeros(1, np.uint8), trained[1:]])
-        if not self.tokenizer.add_bos or bos is None:
-            return ids, trained
-        return np.insert(ids, 0, bos).astype(self.tokenizer.dtype), np.insert(trained, 0, 0)
-
-    # ---- prompts and completions
-
-    def _completions(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
-        """Encode prompt and completion apart, as the server will have them, with an EOS behind."""
-        prompts = self.tokenizer.encode_plain([value["prompt"] for _, value in batch])
-        completions = self.tokenizer.encode_plain([value["completion"] for _, value in batch])
-        for (line, value), prompt, completion in zip(batch, prompts, completions, strict=True):
-            ids = np.concatenate([prompt, completion, np.array([self.tokenizer.eos_id], self.tokenizer.dtype)])
-            trained = np.ones(len(ids), np.uint8)
-            trained[: 0 if self.settings.loss_on == "all" else len(prompt)] = 0
-            yield line, *self._with_bos(ids, trained), value
+    def encoded_conversation(
+        self, conversation: Conversation, untrained: frozenset[int] = frozenset()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of one conversation. Raises Unrenderable or Unfollowable."""
+        pieces = self.pieces(self.renderer.render(conversation), conversation, untrained)
+        return next(self._encoded([pieces], [False]))
 
     # ---- length
 
-    def _fitted(self, line: int, ids: np.ndarray, trained: np.ndarray, value: dict) -> Sample | None:
-        """A sample no longer than the limit; None for a record that is left out."""
-        if len(ids) > self.settings.seq_len and self.settings.overlong == "left":
-            ids, trained = self._shortened(ids, trained, value)
-            self.counts[_SHORTENED] += len(ids) <= self.settings.seq_len
-        if len(ids) > self.settings.seq_len:
-            found = f"{len(ids)} tokens, {int(trained.sum())} of them trained"
-            expected = f"at most data.seq_len={self.settings.seq_len}; or data.overlong=left or drop"
-            self._leave_out(_TOO_LONG, line, value, found, expected, lever("seq_len", len(ids)))
-            return None
+    def _fitted(self, read: "_Read", ids: np.ndarray, trained: np.ndarray) -> Sample | LeftOut:
+        """A sample no longer than the limit, or why there is none."""
+        notes, limit = read.notes, self.settings.seq_len
+        size, before = len(ids), f"{len(ids)} tokens, {int(trained.sum())} of them trained"
+        if len(ids) > limit and self.settings.overlong == "left":
+            try:
+                ids, trained, is_cut = shorten.shortened(self, read.conversation, ids, trained)
+            except (Unrenderable, Unfollowable) as error:
+                return _failure(read.line, read.id, error)
+            notes = (*notes, SHORTENED, *((ANSWER_CUT,) if is_cut else ()))
+        if len(ids) > limit:
+            expected = f"at most data.seq_len={limit} tokens; or data.overlong=left or drop"
+            return LeftOut(read.line, TOO_LONG, read.id, before, expected, lever("seq_len", size))
         if not trained.any():
-            self._leave_out(_UNTRAINED, line, value, "no label", "an assistant's answer to train on")
-            return None
-        return Sample(line, ids, trained, int(self.tokenizer.num_bytes_V[ids][trained == 1].sum()))
+            return LeftOut(read.line, UNTRAINED, read.id, "no label", "an assistant's answer to train on")
+        return Sample(read.line, ids, trained, int(self._text_bytes_V[ids][trained == 1].sum()), notes)
 
-    def _shortened(self, ids: np.ndarray, trained: np.ndarray, value: dict) -> tuple[np.ndarray, np.ndarray]:
-        """Shorten what was asked, then, where that is not enough, the answer's end; it may be too long still."""
-        if self.form == "messages":
-            ids, trained = self._shorter_conversation(ids, trained, value["messages"])
-        else:
-            ids, trained = self._without_prompts_start(ids, trained)
-        limit = self.settings.seq_len
-        start, end = _last_answer(trained)
-        if len(ids) > limit and limit - start >= min(KEPT_ANSWER_TOKENS, end - start):
-            ids, trained = ids[:limit], trained[:limit]
-        return ids, trained
-
-    def _without_prompts_start(self, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Take from the left of a prompt what is too much, behind the BOS; a prompt that is trained too stays."""
-        first = int(len(ids) > 0 and ids[0] == self.tokenizer.bos_id)
-        cut = slice(first, first + min(len(ids) - self.settings.seq_len, max(0, int(np.argmax(trained)) - first)))
-        return np.delete(ids, cut), np.delete(trained, cut)
-
-    def _shorter_conversation(
-        self, ids: np.ndarray, trained: np.ndarray, messages: list[dict]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Take from the oldest observations first, then from the end of the latest, until the conversation fits."""
-        messages = [dict(message) for message in messages]
-        asked = [index for index, message in enumerate(messages) if message["role"] in ("user", "tool")]
-        for index in asked:
-            over = len(ids) - self.settings.seq_len
-            if over <= 0:
-                break
-            messages[index]["content"] = self._cut(messages[index]["content"], over)
-            conversation = self._renderer.render(messages)
-            ids, trained = self._labelled(
-                self.tokenizer.encode_rendered([conversation.text])[0], conversation.text, conversation.answers
-            )
-        return ids, trained
-
-    def _cut(self, content: str, over_tokens: int) -> str:
-        """A text without its last tokens, and a mark where they were."""
-        ids = self.tokenizer.encode_plain([content, _CUT])
-        if len(ids[0]) <= len(ids[1]):
-            return content
-        kept = max(0, len(ids[0]) - over_tokens - len(ids[1]) - 1)
-        return self.tokenizer.decode(ids[0][:kept].tolist()).rstrip("\ufffd") + _CUT if kept else _CUT
+    @cached_property
+    def _text_bytes_V(self) -> np.ndarray:
+        """Bytes of text that each id stands for; control tokens stand for none."""
+        counts_V = self.tokenizer.num_bytes_V.copy()
+        counts_V[list(self.tokenizer.specials.values())] = 0
+        return counts_V
 
 
-def renderer(tokenizer: Tokenizer, template_date: str | None) -> Renderer:
-    """What renders conversations for a tokenizer. Raises UserError where it has no template."""
-    if tokenizer.chat_template is None:
-        raise UserError(
-            "the tokenizer has no chat template", where=tokenizer.folder, found="no chat_template.jinja",
-            expected='a template for records of the form {"messages"}',
-        )  # fmt: skip
-    specials = {f"{role}_token": tokenizer.roles[role] for role in ("bos", "eos") if tokenizer.roles[role] is not None}
-    template = Template(tokenizer.chat_template, specials, template_date)
-    template.check()
-    return Renderer(template, list(tokenizer.specials))
+@dataclass(frozen=True)
+class _Read:
+    """A record that can be encoded; `conversation` is None where it holds plain texts."""
+
+    line: int
+    id: str | None
+    conversation: Conversation | None
+    pieces: list[Piece]
+    notes: tuple[str, ...]
 
 
-def _has_tools(value: dict) -> bool:
-    return any(message["role"] == "tool" for message in value["messages"])
-
-
-def _without_tail(ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    end = _last_answer(trained)[1]
-    return ids[:end], trained[:end]
-
-
-def _last_answer(trained: np.ndarray) -> tuple[int, int]:
-    """Where the last run of labels begins and ends."""
-    end = len(trained) - int(np.argmax(trained[::-1]))
-    before = np.flatnonzero(trained[:end] == 0)
-    return (int(before[-1]) + 1 if len(before) else 0), end
+def _failure(line: int, identity: str | None, error: UserError) -> LeftOut:
+    reason = UNRENDERED if isinstance(error, Unrenderable) else UNFOLLOWED
+    return LeftOut(line, reason, identity, f"{error.what}: {error.found}", str(error.expected))

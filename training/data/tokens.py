@@ -9,11 +9,9 @@ Invariants: keyed by the dataset's hash, the tokenizer's hash, what decides the 
 never becomes a control token. Packing into batches is not done here.
 """
 
-import itertools
-import logging
-from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,20 +19,21 @@ from training.core import files, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
+from training.data import workers
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
+from training.data.shard import SampleShard, Shard
+from training.data.supervised import Encoded
 from training.data.supervision import Settings, lever
+from training.data.tally import Tally
 from training.tokenizer.artifact import Tokenizer
-from training.tokenizer.measure import batches
 
 if TYPE_CHECKING:
     import numpy as np
 
 KIND = "tokens"
 TEXT_FORM = "text"
-_logger = logging.getLogger(__name__)
-_FORMAT_VERSION = 1
-_BATCH_SAMPLES = 512
+_FORMAT_VERSION = 2
 _BYTES_A_TOKEN_GUESS = 2.0
 
 
@@ -48,7 +47,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> "np.ndarray":
-        """All ids, flat, of the manifest's `dtype`; of texts BOS document EOS BOS document EOS ..."""
+        """All ids, flat, of the manifest's `dtype`: BOS document EOS BOS document EOS ..."""
         return self._map("tokens", self.manifest["dtype"])
 
     @cached_property
@@ -58,7 +57,7 @@ class TokenSplit:
 
     @cached_property
     def text_bytes(self) -> "np.ndarray":
-        """UTF-8 bytes of the text that each document's labels stand for: uint64, num_documents."""
+        """UTF-8 bytes of each document's text: uint64, num_documents."""
         return self._map("text_bytes", "<u8")
 
     @cached_property
@@ -80,6 +79,11 @@ class TokenSplit:
     @property
     def num_documents(self) -> int:
         return self.manifest["splits"][self.split]["documents"]
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """How many tokens are labels; of a text all but the first."""
+        return self.manifest["splits"][self.split]["trained_tokens"]
 
     def _map(self, part: str, dtype: str) -> "np.ndarray":
         import numpy as np
@@ -134,18 +138,22 @@ def _key(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None) -> s
 def _require_form(dataset: Dataset, settings: Settings | None) -> None:
     if dataset.form != TEXT_FORM and settings is None:
         raise UserError(
-            'only records of the form {"text"} can be pretrained on',
-            where=dataset.reference,
-            found=f"records of the form {dataset.form!r}",
-            expected="a dataset of texts",
+            'only records of the form {"text"} can be pretrained on', where=dataset.reference,
+            found=f"records of the form {dataset.form!r}", expected="a dataset of texts",
             next_command="make data-prepare INPUT=texts.jsonl",
-        )
+        )  # fmt: skip
+    if dataset.form == TEXT_FORM and settings is not None and settings.loss_on != "all":
+        raise UserError(
+            "texts hold no answers to train alone", where=dataset.reference, found=f"data.loss_on={settings.loss_on}",
+            expected='data.loss_on=all, or records of the form {"messages"} or {"prompt", "completion"}',
+            next_command=lever("loss_on", "all"),
+        )  # fmt: skip
 
 
 def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
     text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
-    label_bytes = int(dataset.form != TEXT_FORM)
-    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * (tokenizer.dtype.itemsize + label_bytes))
+    token_bytes = tokenizer.dtype.itemsize + (dataset.form != TEXT_FORM)  # a label is a byte
+    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * token_bytes)
     files.require_space(folder, needed_bytes, "the tokens")
 
 
@@ -156,114 +164,40 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
         "tokenizer": {"name": tokenizer.name, "hash": tokenizer.hash, "pre_tokenizer": tokenizer.pre_tokenizer},
         "dtype": tokenizer.dtype.str,
     }
-    if dataset.form == TEXT_FORM:
-        body["splits"] = {split: _write_texts(folder, dataset, tokenizer, split) for split in dataset.splits}
-    else:
+    has_answers = dataset.form != TEXT_FORM
+    if has_answers:
         body["labels"] = settings.key(tokenizer.chat_template)
-        body["splits"] = {
-            split: _write_samples(folder, dataset, tokenizer, settings, split) for split in dataset.splits
-        }
-        _require_labels(body["splits"], dataset, settings)
+    text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
+    with workers.started(tokenizer, settings if has_answers else None, text_bytes) as encode:
+        write = partial(_write_samples, settings=settings) if has_answers else _write_texts
+        body["splits"] = {split: write(folder, dataset, split, encode) for split in dataset.splits}
     files.write_manifest(folder, KIND, {**body, "tool": version.tool()})
 
 
-def _write_texts(folder: Path, dataset: Dataset, tokenizer: Tokenizer, split: str) -> dict:
-    with _Shard(folder, dataset, split) as shard:
-        for batch in batches(dataset.iter_texts(split)):
-            documents = tokenizer.encode_documents(batch)
-            shard.write(documents, [len(text.encode()) for text in batch])
+def _write_texts(folder: Path, dataset: Dataset, split: str, encode: workers.Encode) -> dict:
+    with Shard(folder, split) as shard:
+        for encoded in _encoded(dataset, split, encode):
+            shard.write(encoded)
     return shard.figures()
 
 
-def _write_samples(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Settings, split: str) -> dict:
-    from training.data import supervised
-
-    encoder = supervised.Encoder(dataset.form, tokenizer, settings, f"{dataset.reference} {split}.jsonl")
-    lines, num_trained = array("I"), 0
-    with _Shard(folder, dataset, split) as shard, open(folder / f"{split}.trained.bin", "wb") as labels:
-        samples = encoder.encode(dataset.iter_records(split))
-        while batch := list(itertools.islice(samples, _BATCH_SAMPLES)):
-            shard.write([sample.ids for sample in batch], [sample.text_bytes for sample in batch])
-            for sample in batch:
-                labels.write(sample.trained.data)
-                num_trained += int(sample.trained.sum())
-            lines.extend(sample.line for sample in batch)
-    (folder / f"{split}.records.bin").write_bytes(lines)
-    left_out = {reason: encoder.counts[reason] for reason in supervised.LEFT_OUT}
-    figures = shard.figures() | {"trained_tokens": num_trained, "left_out": left_out}
-    figures |= {"shortened": encoder.counts["shortened"], "several_answers": encoder.several_answers}
-    if lines:
-        figures["tokens_per_record"]["longest"] = f"{split}.jsonl:{lines[shard.longest] + 1}"
-    return figures
+def _write_samples(folder: Path, dataset: Dataset, split: str, encode: workers.Encode, settings: Settings) -> dict:
+    tally = Tally(dataset.reference, split, settings)
+    with SampleShard(folder, split) as shard:
+        for encoded in _encoded(dataset, split, encode):
+            shard.write(encoded)
+            tally.add(encoded)
+    figures = shard.figures()
+    tally.require_labels(figures)
+    return figures | tally.figures()
 
 
-def _require_labels(splits: dict[str, dict], dataset: Dataset, settings: Settings) -> None:
-    """Refuse tokens that would train nothing, or everything where only answers were asked for (B19, B26)."""
-    train = splits.get("train", {})
-    if not train.get("documents"):
-        why = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in train["left_out"].items() if count)
-        raise UserError(
-            "nothing is left to train on", where=dataset.reference, found=why or "no record in train",
-            expected=f"records of at most data.seq_len={settings.seq_len} tokens with an answer",
-            next_command=lever("overlong", "left"),
-        )  # fmt: skip
-    if settings.loss_on != "all" and train["trained_tokens"] >= train["tokens"] - train["documents"]:
-        raise UserError(
-            "every token would be trained, the prompts too", where=dataset.reference,
-            found=f"{train['trained_tokens']} of {train['tokens']} tokens",
-            expected=f"answers alone, as data.loss_on={settings.loss_on} says",
-            next_command=lever("loss_on", "all"),
-        )  # fmt: skip
-    if settings.loss_on != "assistant" and train["several_answers"]:
-        _logger.warning(
-            "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
-            "data.loss_on=assistant trains answers alone", train["several_answers"], settings.loss_on,
-        )  # fmt: skip
-
-
-class _Shard:
-    """One split's files while they are written."""
-
-    def __init__(self, folder: Path, dataset: Dataset, split: str):
-        self._folder, self._split = folder, split
-        self._lengths, self._text_bytes, self._num_tokens = array("Q"), array("Q"), 0
-        self._progress = Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record")
-
-    def __enter__(self) -> "_Shard":
-        self._output = open(self._folder / f"{self._split}.tokens.bin", "wb")
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        import numpy as np
-
-        self._progress.__exit__(*error)
-        self._output.close()
-        offsets = np.zeros(len(self._lengths) + 1, "<u8")
-        np.cumsum(self._lengths, out=offsets[1:])
-        (self._folder / f"{self._split}.offsets.bin").write_bytes(offsets)
-        (self._folder / f"{self._split}.text_bytes.bin").write_bytes(self._text_bytes)
-
-    def write(self, documents: list, text_bytes: list[int]) -> None:
-        """Append documents, arrays of ids, and the bytes of text of each."""
-        import numpy as np
-
-        # A file's own write, since numpy's tells of a full disk without saying so.
-        self._output.write(np.concatenate(documents).data)
-        self._lengths.extend(map(len, documents))
-        self._text_bytes.extend(text_bytes)
-        self._num_tokens += sum(map(len, documents))
-        self._progress.advance(len(documents), f"{format_count(self._num_tokens)} tokens")
-
-    @property
-    def longest(self) -> int:
-        """The number of the longest document; 0 where there is none."""
-        return max(range(len(self._lengths)), key=self._lengths.__getitem__, default=0)
-
-    def figures(self) -> dict:
-        """What the manifest says of the split."""
-        most = self._lengths[self.longest] if self._lengths else 0
-        return {
-            "documents": len(self._lengths), "tokens": self._num_tokens, "text_bytes": sum(self._text_bytes),
-            "tokens_per_record": {"max": most, "longest": f"{self._split}.jsonl:{self.longest + 1}"},
-        }  # fmt: skip
+def _encoded(dataset: Dataset, split: str, encode: workers.Encode) -> Iterator[Encoded]:
+    """Encode a split's records batch by batch, showing how far it is."""
+    num_tokens = 0
+    with Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record") as progress:
+        for encoded in encode(dataset.iter_lines(split)):
+            yield encoded
+            num_tokens += len(encoded.ids)
+            done = len(encoded.lines) + len(encoded.left_out)
+            progress.advance(done, f"{format_count(num_tokens)} tokens")

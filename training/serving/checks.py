@@ -6,11 +6,12 @@ model, or the same one with a row out of place, by whole nats. The likeliest tok
 manifest's first two lie closer together than the tolerance can tell.
 """
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core.errors import IntegrityError, RunError
+from training.core.errors import IntegrityError, RunError, UserError
 from training.llamacpp.client import Client
 from training.serving.prompts import Prompt
 
@@ -80,16 +81,27 @@ def compare_prompt_ids(
         text = prompt.text if prompt.text is not None else client.apply_template(prompt.messages)
         served = client.tokenize(text, add_special=True, parse_special=True)
         if tokenizer is not None:
-            trained = _render(template, prompt.messages) if template and prompt.messages else text
+            trained = _render(template, prompt.messages, tokenizer) if template and prompt.messages else text
             _require_same(prompt.name, served, tokenizer.encode(trained), tokenizer)
         results.append({"name": prompt.name, "num_tokens": len(served), "compared": tokenizer is not None})
     return results
 
 
-def _render(template: str, messages: Sequence[dict]) -> str:
-    from training.tokenizer.template import render
+def _render(source: str, messages: Sequence[dict], tokenizer: "Tokenizer") -> str:
+    """A conversation up to its answer as the server renders it: on the day that it is, without a word about thinking.
 
-    return render(template, messages)
+    Raises IntegrityError where the template that a model brings cannot be rendered.
+    """
+    from training.tokenizer.template import Template, normalised, specials_of
+
+    template = Template(source, specials_of(tokenizer), datetime.date.today().isoformat())
+    try:
+        return template.render(normalised(messages), prompt=True, thinking=True)
+    except UserError as error:
+        raise IntegrityError(
+            "the chat template of training cannot be rendered", found=error.found, expected="a Jinja template",
+            next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
+        ) from error  # fmt: skip
 
 
 def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "Tokenizer") -> None:

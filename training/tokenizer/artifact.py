@@ -139,6 +139,12 @@ class Tokenizer:
         """Encode rendered conversations: special tokens are recognised and nothing is added (B31)."""
         return self._encoded(self._for_prompts, texts)
 
+    def with_bos(self, rendered: str) -> str:
+        """A rendered conversation as the server reads it: with BOS in front exactly once where `add_bos` (B31)."""
+        if not self.add_bos or rendered.startswith(self.roles["bos"]):
+            return rendered
+        return self.roles["bos"] + rendered
+
     def _encoded(self, encoder: Encoder, texts: list[str], first: Sequence[int] = (), last: Sequence[int] = ()) -> list:
         import numpy as np
 

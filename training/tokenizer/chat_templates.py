@@ -7,7 +7,6 @@ with a token that llama.cpp knows by its text as the end of an answer.
 from dataclasses import dataclass
 
 from training.core.errors import UserError
-from training.tokenizer.template import CHATML
 
 DEFAULT = "chatml"
 
@@ -20,6 +19,10 @@ class ChatTemplate:
     source: str
 
 
+_CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 _LLAMA_3 = (
     "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' "
     "+ message['content'] + '<|eot_id|>' }}{% endfor %}"
@@ -27,7 +30,7 @@ _LLAMA_3 = (
 )
 
 TEMPLATES = {
-    "chatml": ChatTemplate(("<|im_start|>", "<|im_end|>"), CHATML),
+    "chatml": ChatTemplate(("<|im_start|>", "<|im_end|>"), _CHATML),
     "llama-3": ChatTemplate(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA_3),
     "none": ChatTemplate((), ""),
 }

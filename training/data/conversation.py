@@ -1,0 +1,94 @@
+"""A record as a conversation: messages as templates take them, where its prompt ends, and all its texts.
+
+Owns what a record says; knows no template. A prompt and a completion may be lists of messages instead of texts; the
+completion's are then what is trained.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from training.tokenizer.template import normalised
+
+ANSWERING = "assistant"
+OBSERVING = ("tool", "user")
+_THOUGHT_END = "</think>"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and what goes with them.
+
+    Args:
+        messages: as templates take them.
+        tools: the record's own; None where it has none.
+        num_prompt: messages before the first that is a completion.
+    """
+
+    messages: tuple[dict, ...]
+    tools: list[dict] | None
+    num_prompt: int
+
+    @cached_property
+    def answers(self) -> tuple[int, ...]:
+        """Which messages an assistant says."""
+        return tuple(index for index, message in enumerate(self.messages) if message["role"] == ANSWERING)
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether an assistant's message holds a thought, so that thinking is not to be switched off."""
+        said = [self.messages[index] for index in self.answers]
+        return any(one.get("reasoning_content") or _THOUGHT_END in (one.get("content") or "") for one in said)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether more than one answer is said, or a tool speaks: what a loss on answers alone tells apart (T15)."""
+        return len(self.answers) > 1 or any(message["role"] == "tool" for message in self.messages)
+
+    @property
+    def ends_with_answer(self) -> bool:
+        return bool(self.answers) and self.answers[-1] == len(self.messages) - 1
+
+    def with_content(self, index: int, content: str) -> "Conversation":
+        """The same with another content of one message."""
+        messages = [*self.messages]
+        messages[index] = {**messages[index], "content": content}
+        return replace(self, messages=tuple(messages))
+
+    def first(self, count: int) -> "Conversation":
+        """The same with its first messages alone."""
+        return replace(self, messages=self.messages[:count])
+
+    def texts(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield every text that a template may print, its place, and whether an assistant says it."""
+        for index, message in enumerate(self.messages):
+            for place, text in _texts(message, f"messages[{index}]"):
+                yield place, text, message["role"] == ANSWERING
+        for place, text in _texts(self.tools or [], "tools"):
+            yield place, text, False
+
+
+def of_record(value: dict) -> Conversation | None:
+    """The conversation that a valid record holds; None where it holds plain texts."""
+    if "messages" in value:
+        messages = normalised(value["messages"])
+        first = next((index for index, one in enumerate(messages) if one["role"] == ANSWERING), len(messages))
+        return Conversation(tuple(messages), value.get("tools"), first)
+    if "prompt" in value and not isinstance(value["prompt"], str):
+        completion = value["completion"]
+        said = [{"role": ANSWERING, "content": completion}] if isinstance(completion, str) else completion
+        messages = normalised([*value["prompt"], *said])
+        return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]))
+    return None
+
+
+def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield place, key
+            yield from _texts(item, f"{place}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{place}[{index}]")

@@ -1,0 +1,105 @@
+"""What became of a split's records with answers: kept, changed or left out, each with its count and its reason.
+
+Owns the policies of the settings: a record that cannot be used stops everything, or is left out and counted. Tokens
+that would train nothing, or the prompts too where answers were asked for, are refused (B19, B26). Records in =
+documents + left out, always.
+"""
+
+import logging
+from collections import Counter
+
+from training.core.errors import UserError
+from training.data import record, supervised
+from training.data.supervised import Encoded, LeftOut
+from training.data.supervision import Settings, lever
+
+_logger = logging.getLogger(__name__)
+_SHOWN = 3
+
+
+class Tally:
+    """Counts one split."""
+
+    def __init__(self, reference: str, split: str, settings: Settings):
+        self._reference, self._split, self._settings = reference, split, settings
+        self._left_out = dict.fromkeys(supervised.LEFT_OUT, 0)
+        self._first: dict[str, list[str]] = {}
+        self._notes: Counter[str] = Counter(dict.fromkeys(supervised.NOTED, 0))
+
+    def add(self, encoded: Encoded) -> None:
+        """Count a batch. Raises UserError at a record that the settings do not leave out."""
+        self._notes.update(encoded.notes)
+        for one in encoded.left_out:
+            self._leave_out(one)
+
+    def _leave_out(self, one: LeftOut) -> None:
+        too_long = one.reason == supervised.TOO_LONG
+        self._left_out[one.reason] += 1
+        if (self._settings.overlong if too_long else self._settings.on_error) == "refuse":
+            raise UserError(
+                f"a record cannot be trained on ({_words(one.reason)})", where=f"{self._reference} {self._place(one)}",
+                found=one.found, expected=one.expected, next_command=one.way_out,
+            )  # fmt: skip
+        first = self._first.setdefault(one.reason, [])
+        if len(first) < _SHOWN:
+            first.append(f"{self._place(one)}: {one.found}")
+
+    def _place(self, one: LeftOut) -> str:
+        named = "" if one.id is None else f", id {record.shown(one.id)}"
+        return f"{self._split}.jsonl:{one.line + 1}{named}"
+
+    def require_labels(self, figures: dict) -> None:
+        """Refuse a split whose tokens, by its shard's figures, would teach nothing; tell what is odd."""
+        if not figures["documents"]:
+            if self._split == "train":
+                raise self._nothing_left()
+            self._tell()
+            return
+        answers_alone = self._settings.loss_on != "all"
+        if answers_alone and figures["trained_tokens"] >= figures["tokens"] - figures["documents"]:
+            raise UserError(
+                "every token would be trained, the prompts too", where=f"{self._reference} {self._split}.jsonl",
+                found=f"{figures['trained_tokens']} of {figures['tokens']} tokens",
+                expected=f"answers alone, as data.loss_on={self._settings.loss_on} says",
+                next_command=lever("loss_on", "all"),
+            )  # fmt: skip
+        self._tell()
+
+    def _nothing_left(self) -> UserError:
+        reasons = [f"{count} {_words(reason)}" for reason, count in self._left_out.items() if count]
+        examples = [place for places in self._first.values() for place in places[:1]]
+        too_long = self._left_out[supervised.TOO_LONG] > 0
+        return UserError(
+            "nothing is left to train on", where=f"{self._reference} {self._split}.jsonl",
+            found=f"{', '.join(reasons)} ({'; '.join(examples)})",
+            expected=f"records of at most data.seq_len={self._settings.seq_len} tokens with an answer",
+            next_command=lever("overlong", "left") if too_long else lever("on_error", "refuse"),
+        )  # fmt: skip
+
+    def _tell(self) -> None:
+        for reason, places in self._first.items():
+            count = self._left_out[reason]
+            _logger.warning("%s: %d left out, %s: %s", self._split, count, _words(reason), "; ".join(places))
+        for note in (supervised.SHORTENED, supervised.ANSWER_CUT, supervised.LAST_ONLY):
+            if self._notes[note]:
+                _logger.warning("%s: %d records, %s", self._split, self._notes[note], _MEANING[note])
+        if self._split == "train" and self._settings.loss_on != "assistant" and self._notes[supervised.MIXES]:
+            _logger.warning(
+                "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
+                "data.loss_on=assistant trains answers alone", self._notes[supervised.MIXES], self._settings.loss_on,
+            )  # fmt: skip
+
+    def figures(self) -> dict:
+        """What the manifest says of it."""
+        return {"left_out": dict(self._left_out), "first_left_out": self._first, "noted": dict(self._notes)}
+
+
+_MEANING = {
+    supervised.SHORTENED: "shortened to data.seq_len",
+    supervised.ANSWER_CUT: "whose answer's end did not fit and is cut off",
+    supervised.LAST_ONLY: "trained on their last answer alone, since the template rewrites the others",
+}
+
+
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
