@@ -1,0 +1,214 @@
+"""Near-duplicates: texts that share most of their shingles, found by MinHash bands and proved on the texts.
+
+A text's shingles are its runs of 12 bytes, letters lowered and blanks made one: no words are needed, so that every
+script and code are served alike. Owns shingles, bands and their proof; where bands lie on disk is the ledger's. Two
+records that agree in one band (7 of 126 values, at the threshold 0.8) are candidates, and are near-duplicates where
+their shingles really overlap by the threshold or more (Jaccard), so none is claimed wrongly; a pair at the very
+threshold is found with a probability of 95 % or more, one well above it surely. Deterministic: no seed but the
+constants here.
+
+Sources: MinHash, Broder 1997; one permutation for all values, Li, Owen and Zhang 2012; the filling of empty ones,
+Shrivastava 2017.
+"""
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
+import numpy as np
+
+from training.data.ledger import Components, Ledger
+
+SHINGLE_BYTES = 12
+NUM_VALUES = 128
+_BIN_BITS = 7
+_SEED = 0x9E3779B97F4A7C15
+_CHUNK_BYTES = 1 << 20
+_MIN_RECALL = 0.95
+_MAX_ROUNDS = 8
+_SAMPLED_ABOVE = 1 << 20
+"""Texts with more shingles are compared by a fixed sixteenth of them."""
+_READ_AT_ONCE = 4096
+_EMPTY = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """How many values make a band, for a threshold: as many as still find 95 % of the pairs that lie right at it."""
+
+    threshold: float
+
+    @cached_property
+    def rows(self) -> int:
+        """Values of one band."""
+        fitting = (rows for rows in range(16, 1, -1) if self.recall(self.threshold, rows) >= _MIN_RECALL)
+        return next(fitting, 2)
+
+    @property
+    def num(self) -> int:
+        return NUM_VALUES // self.rows
+
+    def recall(self, jaccard: float, rows: int | None = None) -> float:
+        """The probability that a pair of this overlap shares a band."""
+        rows = rows or self.rows
+        return 1 - (1 - jaccard**rows) ** (NUM_VALUES // rows)
+
+    def of(self, texts: Sequence[Sequence[str]]) -> np.ndarray:
+        """The bands of each record's texts, shape (records, num), uint64."""
+        values = _filled(np.stack([_minima(normal(parts)) for parts in texts]))
+        used = values[:, : self.num * self.rows].reshape(len(texts), self.num, self.rows)
+        bands = np.zeros(used.shape[:2], np.uint64)
+        for row in range(self.rows):
+            bands = _mixed(bands * np.uint64(_SEED) + used[:, :, row])
+        return bands
+
+
+# ---- shingles
+
+
+def normal(texts: Sequence[str]) -> bytes:
+    """The texts of one record as shingles are taken of them."""
+    return " ".join(" ".join(texts).lower().split()).encode()
+
+
+def shingles(data: bytes) -> np.ndarray:
+    """The hashes of all runs of 12 bytes, in order, as uint64; of a shorter text, one of it all."""
+    if len(data) < SHINGLE_BYTES:
+        data = data + bytes([len(data)]) + bytes(SHINGLE_BYTES - 1 - len(data))
+    bytes_N = np.frombuffer(data, np.uint8).astype(np.uint64)
+    twos = bytes_N[:-1] * _power(1) + bytes_N[1:]
+    fours = twos[:-2] * _power(2) + twos[2:]
+    eights = fours[:-4] * _power(4) + fours[4:]
+    return _mixed(eights[:-4] * _power(4) + fours[8:])
+
+
+@cache
+def _power(exponent: int) -> np.uint64:
+    return np.uint64(pow(_SEED, exponent, 2**64))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Spread 64-bit values evenly (the finalizer of rrmxmx's kind: shift, multiply, shift)."""
+    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return values ^ (values >> np.uint64(32))
+
+
+def _chunks(data: bytes):
+    """Pieces that together have exactly the shingles of the whole."""
+    for start in range(0, max(1, len(data) - SHINGLE_BYTES + 1), _CHUNK_BYTES):
+        yield data[start : start + _CHUNK_BYTES + SHINGLE_BYTES - 1]
+
+
+def _minima(data: bytes) -> np.ndarray:
+    """The lowest hash of each of 128 bins, shape (128,); bins without one hold the highest number."""
+    lowest = np.full(NUM_VALUES, _EMPTY)
+    for chunk in _chunks(data):
+        hashes = shingles(chunk)
+        np.minimum.at(lowest, (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.intp), hashes)
+    return lowest
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """Give each empty bin the value of another, the same way in every record; shape (records, 128)."""
+    empty = values == _EMPTY
+    source, attempt = values.copy(), 0
+    while empty.any():
+        records, bins = np.nonzero(empty)
+        others = _mixed(np.arange(NUM_VALUES, dtype=np.uint64) + np.uint64(NUM_VALUES * (attempt := attempt + 1)))
+        found = source[records, (others % np.uint64(NUM_VALUES)).astype(np.intp)[bins]]
+        values[records, bins] = np.where(found == _EMPTY, _EMPTY, _mixed(found + bins.astype(np.uint64)))
+        empty[records, bins] = found == _EMPTY
+    return values
+
+
+def overlap(a: bytes, b: bytes) -> float:
+    """The Jaccard overlap of two normal texts' shingles, 0 to 1."""
+    is_sampled = max(len(a), len(b)) > _SAMPLED_ABOVE
+    return _jaccard(_distinct(a, is_sampled), _distinct(b, is_sampled))
+
+
+def _distinct(data: bytes, is_sampled: bool) -> np.ndarray:
+    found = (shingles(chunk) for chunk in _chunks(data))
+    return np.unique(np.concatenate([part[part & np.uint64(15) == 0] if is_sampled else part for part in found]))
+
+
+def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    shared = len(np.intersect1d(a, b, assume_unique=True))
+    return shared / max(1, len(a) + len(b) - shared)
+
+
+# ---- clusters
+
+
+class Clusters:
+    """Joins the near-duplicates of a ledger, band by band.
+
+    Args:
+        text_of: gives the normal text of a record by its row.
+        keep: which records count; identical ones are one already.
+    """
+
+    def __init__(self, ledger: Ledger, threshold: float, text_of: Callable[[int], bytes], keep: np.ndarray):
+        self._ledger, self._threshold, self._text_of, self._keep = ledger, threshold, text_of, keep
+        self.components = Components(len(ledger))
+        self.num_compared = 0
+        self._sets = lru_cache(2)(lambda row, is_sampled: _distinct(self._text_of(row), is_sampled))
+
+    def run(self, on_band: Callable[[], object] = lambda: None) -> Components:
+        """Compare all candidates and return what belongs together."""
+        for band in range(self._ledger.num_bands):
+            for rows in self._ledger.sorted_parts(f"band{band}", "digest", keep=self._keep):
+                self._join(rows, self._ledger.pick(f"band{band}", rows))
+            on_band()
+        return self.components
+
+    def _join(self, rows: np.ndarray, keys: np.ndarray) -> None:
+        """Compare each record with the first of its bucket; those that differ, among themselves, a few times over."""
+        for _ in range(_MAX_ROUNDS):
+            is_first = np.diff(keys, prepend=~keys[:1]) != 0
+            firsts = rows[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
+            others = ~is_first
+            a, b, keys = firsts[others], rows[others], keys[others]
+            if not len(a):
+                return
+            near = self._are_near(a, b)
+            self.components.link(a[near], b[near])
+            rows, keys = b[~near], keys[~near]
+            if not len(rows):
+                return
+
+    def _are_near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        near = self.components.linked(a, b)
+        for index in np.flatnonzero(~near):
+            near[index] = self._is_near(int(a[index]), int(b[index]))
+        return near
+
+    def _is_near(self, a: int, b: int) -> bool:
+        self.num_compared += 1
+        is_sampled = max(len(self._text_of(a)), len(self._text_of(b))) > _SAMPLED_ABOVE
+        return _jaccard(self._sets(a, is_sampled), self._sets(b, is_sampled)) >= self._threshold
+
+
+class Texts:
+    """The normal texts of the working copy's records, read where they lie; pages are given back as they are read.
+
+    Args:
+        starts: where each line begins, shape (records + 1,).
+        text_of_line: makes the normal text of one line.
+    """
+
+    def __init__(self, file, starts: np.ndarray, text_of_line: Callable[[bytes], bytes]):
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._starts, self._text_of_line, self._num_read = starts, text_of_line, 0
+        self._recent = lru_cache(2)(self._read)
+
+    def __call__(self, row: int) -> bytes:
+        return self._recent(row)
+
+    def _read(self, row: int) -> bytes:
+        self._num_read += 1
+        if self._num_read % _READ_AT_ONCE == 0:
+            self._map.madvise(mmap.MADV_DONTNEED)
+        return self._text_of_line(self._map[int(self._starts[row]) : int(self._starts[row + 1])])
