@@ -80,13 +80,17 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: data-prepare data-peek tokenizer-train
+.PHONY: data-prepare data-peek data-verify tokenizer-train
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 
 data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=name@hash (ARGS="--tokenizer NAME")
 	$(call need,DATASET,make data-peek DATASET=stdlib)
 	@$(TRAINYARD) data-peek "$$DATASET" $(ARGS)
+
+data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=name@hash
+	$(call need,DATASET,make data-verify DATASET=stdlib)
+	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)

@@ -30,16 +30,8 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
-    "Prepare": (
-        "data-prepare",
-        "data-peek",
-        "data-verify",
-        "tokenizer-train",
-        "memfit",
-        "bench-memfit",
-        "bench",
-        "check",
-    ),
+    "Prepare": ("data-prepare", "data-peek", "data-verify", "tokenizer-train"),
+    "Plan": ("memfit", "bench-memfit", "bench", "check"),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),

@@ -8,8 +8,8 @@ import pytest
 
 from training.core.errors import IntegrityError, UserError
 from training.data import dataset, tokens
-from training.data.jsonl import Jsonl
 from training.data.prepare import prepare
+from training.data.source import Jsonl
 from training.tokenizer import artifact
 from training.tokenizer.train import Corpus, Settings, train
 

@@ -20,9 +20,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("folder", folder)
     verified = dataset.verify(folder)
     report.add("dataset", verified.data.reference)
-    report.add(
-        "files", f"{verified.num_files}, {format_bytes(verified.num_bytes)}, each with the bytes it was written with"
-    )
+    report.add("files", f"{verified.num_files}, {format_bytes(verified.num_bytes)}, each as it was written")
     report.add("tokens", f"{len(verified.tokens)} sets: {', '.join(verified.tokens)}" if verified.tokens else "none")
     return {
         "dataset": verified.data.reference, "files": verified.num_files, "bytes": verified.num_bytes,

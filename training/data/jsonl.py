@@ -111,7 +111,7 @@ def _too_deep() -> Reason:
 def _is_deep(value: object) -> bool:
     """Whether a value is nested deeper than is allowed, without recursion."""
     level = [value]
-    for _ in range(rules.MAX_DEPTH + 1):
+    for _ in range(rules.MAX_DEPTH):
         level = [child for item in level if isinstance(item, dict | list) for child in _children(item)]
         if not level:
             return False

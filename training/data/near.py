@@ -1,18 +1,19 @@
 """Near-duplicates: texts that share most of their shingles, found by MinHash bands and proved on the texts.
 
 A text's shingles are its runs of 12 bytes, letters lowered and blanks made one: no words are needed, so that every
-script and code are served alike. Owns shingles, bands and their proof; where bands lie on disk is the ledger's. Two
-records that agree in one band (7 of 126 values, at the threshold 0.8) are candidates, and are near-duplicates where
-their shingles really overlap by the threshold or more (Jaccard), so none is claimed wrongly; a pair at the very
-threshold is found with a probability of 95 % or more, one well above it surely. Deterministic: no seed but the
-constants here.
+script and code are served alike. A text of fewer than 64 bytes is one shingle, since there a word makes another text.
+Owns shingles, bands and their proof; where bands lie on disk is the ledger's. Two records that agree in one band (7 of
+126 values, at the threshold 0.8) are candidates, and are near-duplicates where their shingles really overlap by the
+threshold or more (Jaccard), so none is claimed wrongly; a pair at the very threshold is found with a probability of 95
+% or more.
 
 Sources: MinHash, Broder 1997; one permutation for all values, Li, Owen and Zhang 2012; the filling of empty ones,
-Shrivastava 2017.
+Shrivastava and Li 2014.
 """
 
+import hashlib
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from training.data.ledger import Components, Ledger
 
-SHINGLE_BYTES = 12
+SHINGLE_BYTES, FEWEST_BYTES = 12, 64
 NUM_VALUES = 128
 _BIN_BITS = 7
 _SEED = 0x9E3779B97F4A7C15
@@ -73,9 +74,13 @@ def normal(texts: Sequence[str]) -> bytes:
 
 
 def shingles(data: bytes) -> np.ndarray:
-    """The hashes of all runs of 12 bytes, in order, as uint64; of a shorter text, one of it all."""
-    if len(data) < SHINGLE_BYTES:
-        data = data + bytes([len(data)]) + bytes(SHINGLE_BYTES - 1 - len(data))
+    """The hashes of all runs of 12 bytes, in order, as uint64; of a short text, one of it all."""
+    if len(data) < FEWEST_BYTES:
+        return np.frombuffer(hashlib.blake2b(data, digest_size=8).digest(), np.uint64)
+    return _runs(data)
+
+
+def _runs(data: bytes) -> np.ndarray:
     bytes_N = np.frombuffer(data, np.uint8).astype(np.uint64)
     twos = bytes_N[:-1] * _power(1) + bytes_N[1:]
     fours = twos[:-2] * _power(2) + twos[2:]
@@ -95,32 +100,28 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(32))
 
 
-def _chunks(data: bytes):
-    """Pieces that together have exactly the shingles of the whole."""
+def _chunks(data: bytes) -> Iterator[np.ndarray]:
+    """The shingles of a text of any length, in parts."""
     for start in range(0, max(1, len(data) - SHINGLE_BYTES + 1), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES + SHINGLE_BYTES - 1]
+        part = data[start : start + _CHUNK_BYTES + SHINGLE_BYTES - 1]
+        yield _runs(part) if start else shingles(part)
 
 
 def _minima(data: bytes) -> np.ndarray:
     """The lowest hash of each of 128 bins, shape (128,); bins without one hold the highest number."""
     lowest = np.full(NUM_VALUES, _EMPTY)
-    for chunk in _chunks(data):
-        hashes = shingles(chunk)
+    for hashes in _chunks(data):
         np.minimum.at(lowest, (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.intp), hashes)
     return lowest
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """Give each empty bin the value of another, the same way in every record; shape (records, 128)."""
-    empty = values == _EMPTY
-    source, attempt = values.copy(), 0
-    while empty.any():
-        records, bins = np.nonzero(empty)
-        others = _mixed(np.arange(NUM_VALUES, dtype=np.uint64) + np.uint64(NUM_VALUES * (attempt := attempt + 1)))
-        found = source[records, (others % np.uint64(NUM_VALUES)).astype(np.intp)[bins]]
-        values[records, bins] = np.where(found == _EMPTY, _EMPTY, _mixed(found + bins.astype(np.uint64)))
-        empty[records, bins] = found == _EMPTY
-    return values
+    """Give each empty bin the value of the next that is not, going round; shape (records, 128)."""
+    around = np.concatenate([values, values], axis=1)
+    places = np.where(around == _EMPTY, 2 * NUM_VALUES, np.arange(2 * NUM_VALUES))
+    following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_VALUES]
+    distances = (following - np.arange(NUM_VALUES)).astype(np.uint64)
+    return _mixed(np.take_along_axis(around, following, axis=1) + distances)
 
 
 def overlap(a: bytes, b: bytes) -> float:
@@ -130,8 +131,8 @@ def overlap(a: bytes, b: bytes) -> float:
 
 
 def _distinct(data: bytes, is_sampled: bool) -> np.ndarray:
-    found = (shingles(chunk) for chunk in _chunks(data))
-    return np.unique(np.concatenate([part[part & np.uint64(15) == 0] if is_sampled else part for part in found]))
+    parts = [part[part & np.uint64(15) == 0] if is_sampled else part for part in _chunks(data)]
+    return np.unique(np.concatenate(parts))
 
 
 def _jaccard(a: np.ndarray, b: np.ndarray) -> float:

@@ -82,7 +82,7 @@ class Settings:
             ("--floor", self.floor, self.floor >= 0, "0 records or more"),
             ("--cap", self.cap, 0 < self.cap <= 1, "a share like 15%"),
             ("--prefer", self.prefer, self.prefer is None or all(self.preferred), "FIELD=VALUE,VALUE,..."),
-            ("--draw-by, --prefer", "no --draw", self.draws or not (self.prefer or self.draw_by), "--draw, --draw-eval"),
+            ("--draw-by", "no --draw", self.draws or not (self.prefer or self.draw_by), "--draw, --draw-eval"),
             ("--max-record", format_bytes(self.max_record_bytes), 0 < self.max_record_bytes <= _MOST_RECORD_BYTES,
              f"at most {format_bytes(_MOST_RECORD_BYTES)}"),
         ]  # fmt: skip

@@ -19,11 +19,11 @@ from training.data.intake import Batch
 
 EXAMPLE = "make data-prepare INPUT=my.jsonl"
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
-TEXT_SUFFIXES = frozenset(
+TEXT_SUFFIXES = (
     ".txt .text .md .rst .tex .org .adoc .html .htm .xml .csv .py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go "
-    ".java .kt .kts .scala .js .mjs .jsx .ts .tsx .rb .php .pl .pm .lua .sh .bash .zsh .fish .ps1 .sql .r .jl .m .swift "
-    ".cs .fs .vb .hs .ml .mli .ex .exs .erl .clj .lisp .el .vim .zig .nim .dart .asm .s .f90 .f .yaml .yml .toml .ini "
-    ".cfg .cmake .gradle .proto .graphql .css .scss .vue .svelte .tf .nix".split()
+    ".java .kt .kts .scala .js .mjs .jsx .ts .tsx .rb .php .pl .pm .lua .sh .bash .zsh .fish .ps1 .sql .r .jl .m .cs "
+    ".swift .fs .vb .hs .ml .mli .ex .exs .erl .clj .lisp .el .vim .zig .nim .dart .asm .s .f90 .f .yaml .yml .toml "
+    ".ini .cfg .cmake .gradle .proto .graphql .css .scss .vue .svelte .tf .nix "
 )
 _FILES_AT_ONCE_BYTES = 1 << 20
 
@@ -143,7 +143,7 @@ class Folder(Source):
         return not name.startswith(".") and name != "__pycache__"
 
     def _takes(self, parent: Path, name: str) -> bool:
-        return not name.startswith(".") and Path(name).suffix.lower() in TEXT_SUFFIXES
+        return not name.startswith(".") and bool(Path(name).suffix) and f"{Path(name).suffix.lower()} " in TEXT_SUFFIXES
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -202,7 +202,7 @@ def _weight(text: str, number: str) -> float:
     except ValueError:
         pass
     raise UserError(
-        "not a source", where="--source", found=text, expected="PATH, or PATH=WEIGHT with a weight above 0, at most 100",
+        "not a source", where="--source", found=text, expected="PATH, or PATH=WEIGHT, a weight above 0 and at most 100",
         next_command=EXAMPLE,
     )  # fmt: skip
 

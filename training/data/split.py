@@ -225,7 +225,7 @@ class Assignment:
 def way_out(ledger: Ledger, settings: Settings, find_near: NearFinder | None) -> Settings | None:
     """The settings nearest to these that leave no split empty; None where there are none."""
     ungrouped, undated, unlinked = {"group_by": "record"}, {"cutoff": None}, {"near": 0, "drop_near": False}
-    changes = [{}, ungrouped, undated, ungrouped | undated, unlinked, unlinked | ungrouped]
+    changes = [{}, unlinked, ungrouped, undated, ungrouped | undated, unlinked | ungrouped]
     for ratios in ((0.9, 0.1), (0.9, 0.0), (1.0, 0.0)):
         changes.append(undated | dict(zip(("train_ratio", "val_ratio"), ratios, strict=True)))
     for change in changes:
