@@ -25,13 +25,13 @@ SHINGLE_BYTES, FEWEST_BYTES = 12, 64
 NUM_VALUES = 128
 _BIN_BITS = 7
 _SEED = 0x9E3779B97F4A7C15
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 128 << 10
 _MIN_RECALL = 0.95
 _MAX_ROUNDS = 8
 _SAMPLED_ABOVE = 1 << 20
 """Texts with more shingles are compared by a fixed sixteenth of them."""
 _READ_AT_ONCE = 4096
-_EMPTY = np.uint64(2**64 - 1)
+_EMPTY, _SIXTEENTH = np.uint64(2**64 - 1), np.uint64(2**60)
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Bands:
 
     def of(self, texts: Sequence[Sequence[str]]) -> np.ndarray:
         """The bands of each record's texts, shape (records, num), uint64."""
-        values = _filled(np.stack([_minima(normal(parts)) for parts in texts]))
-        used = values[:, : self.num * self.rows].reshape(len(texts), self.num, self.rows)
-        bands = np.zeros(used.shape[:2], np.uint64)
-        for row in range(self.rows):
-            bands = _mixed(bands * np.uint64(_SEED) + used[:, :, row])
-        return bands
+        values_VN = _filled(_minima([normal(parts) for parts in texts]))
+        bands_NB = np.zeros((len(texts), self.num), np.uint64)
+        for band in range(self.num):
+            for row in range(self.rows):
+                bands_NB[:, band] = _mixed(bands_NB[:, band] + values_VN[band * self.rows + row])
+        return bands_NB
 
 
 # ---- shingles
@@ -73,19 +73,18 @@ def normal(texts: Sequence[str]) -> bytes:
     return " ".join(" ".join(texts).lower().split()).encode()
 
 
-def shingles(data: bytes) -> np.ndarray:
-    """The hashes of all runs of 12 bytes, in order, as uint64; of a short text, one of it all."""
-    if len(data) < FEWEST_BYTES:
-        return np.frombuffer(hashlib.blake2b(data, digest_size=8).digest(), np.uint64)
-    return _runs(data)
-
-
 def _runs(data: bytes) -> np.ndarray:
+    """The hashes of all runs of 12 bytes, in order, as uint64."""
     bytes_N = np.frombuffer(data, np.uint8).astype(np.uint64)
     twos = bytes_N[:-1] * _power(1) + bytes_N[1:]
     fours = twos[:-2] * _power(2) + twos[2:]
-    eights = fours[:-4] * _power(4) + fours[4:]
-    return _mixed(eights[:-4] * _power(4) + fours[8:])
+    runs = fours[:-8] * _power(8) + fours[4:-4] * _power(4) + fours[8:]
+    return _mixed(runs)
+
+
+def _whole(data: bytes) -> np.ndarray:
+    """A short text's one shingle."""
+    return np.frombuffer(hashlib.blake2b(data, digest_size=8).digest(), np.uint64)
 
 
 @cache
@@ -94,34 +93,62 @@ def _power(exponent: int) -> np.uint64:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Spread 64-bit values evenly (the finalizer of rrmxmx's kind: shift, multiply, shift)."""
-    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return values ^ (values >> np.uint64(32))
+    """Spread 64-bit values evenly over their high bits, by which they are compared."""
+    return (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
 def _chunks(data: bytes) -> Iterator[np.ndarray]:
     """The shingles of a text of any length, in parts."""
-    for start in range(0, max(1, len(data) - SHINGLE_BYTES + 1), _CHUNK_BYTES):
-        part = data[start : start + _CHUNK_BYTES + SHINGLE_BYTES - 1]
-        yield _runs(part) if start else shingles(part)
+    if len(data) < FEWEST_BYTES:
+        yield _whole(data)
+        return
+    for start in range(0, len(data) - SHINGLE_BYTES + 1, _CHUNK_BYTES):
+        yield _runs(data[start : start + _CHUNK_BYTES + SHINGLE_BYTES - 1])
 
 
-def _minima(data: bytes) -> np.ndarray:
-    """The lowest hash of each of 128 bins, shape (128,); bins without one hold the highest number."""
-    lowest = np.full(NUM_VALUES, _EMPTY)
-    for hashes in _chunks(data):
-        np.minimum.at(lowest, (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.intp), hashes)
-    return lowest
+def _minima(texts: Sequence[bytes]) -> np.ndarray:
+    """The lowest hash of each of 128 bins of each text, shape (128, N); bins without one hold the highest number."""
+    lowest_VN = np.full((NUM_VALUES, len(texts)), _EMPTY)
+    together, num_bytes = [], 0
+    for number, data in enumerate(texts):
+        if FEWEST_BYTES <= len(data) < _CHUNK_BYTES:  # several at once are quicker
+            together.append((number, data))
+            num_bytes += len(data)
+            if num_bytes >= _CHUNK_BYTES:
+                _lower(lowest_VN, *_joined(together))
+                together, num_bytes = [], 0
+        else:
+            for hashes in _chunks(data):
+                _lower(lowest_VN, np.full(len(hashes), number), hashes)
+    if together:
+        _lower(lowest_VN, *_joined(together))
+    return lowest_VN
 
 
-def _filled(values: np.ndarray) -> np.ndarray:
-    """Give each empty bin the value of the next that is not, going round; shape (records, 128)."""
-    around = np.concatenate([values, values], axis=1)
-    places = np.where(around == _EMPTY, 2 * NUM_VALUES, np.arange(2 * NUM_VALUES))
-    following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_VALUES]
-    distances = (following - np.arange(NUM_VALUES)).astype(np.uint64)
-    return _mixed(np.take_along_axis(around, following, axis=1) + distances)
+def _joined(texts: list[tuple[int, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """The shingles of several texts, and the number of the text that each is of."""
+    lengths = np.array([len(data) for _, data in texts])
+    number_of = np.repeat([number for number, _ in texts], lengths)
+    across = (np.cumsum(lengths)[:, None] - np.arange(1, SHINGLE_BYTES)).ravel()  # from one into the next
+    within = np.ones(len(number_of), bool)
+    within[across] = False
+    within = within[: 1 - SHINGLE_BYTES]
+    return number_of[: 1 - SHINGLE_BYTES][within], _runs(b"".join(data for _, data in texts))[within]
+
+
+def _lower(lowest_VN: np.ndarray, numbers: np.ndarray, hashes: np.ndarray) -> None:
+    places = (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.intp) * lowest_VN.shape[1] + numbers
+    np.minimum.at(lowest_VN.reshape(-1), places, hashes)
+
+
+def _filled(values_VN: np.ndarray) -> np.ndarray:
+    """Give each empty bin the value of the next that is not, going round, changed by the way there."""
+    for value in range(2 * NUM_VALUES - 1, -1, -1):
+        here, following = value % NUM_VALUES, (value + 1) % NUM_VALUES
+        empty = values_VN[here] == _EMPTY
+        step = np.where(values_VN[following] == _EMPTY, np.uint64(0), np.uint64(_SEED))
+        values_VN[here] = np.where(empty, values_VN[following] + step, values_VN[here])
+    return values_VN
 
 
 def overlap(a: bytes, b: bytes) -> float:
@@ -131,7 +158,7 @@ def overlap(a: bytes, b: bytes) -> float:
 
 
 def _distinct(data: bytes, is_sampled: bool) -> np.ndarray:
-    parts = [part[part & np.uint64(15) == 0] if is_sampled else part for part in _chunks(data)]
+    parts = [part[part < _SIXTEENTH] if is_sampled else part for part in _chunks(data)]
     return np.unique(np.concatenate(parts))
 
 
