@@ -210,7 +210,9 @@ def test_what_is_no_weight_is_refused(text: str):
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
     path = tmp_path / "many.jsonl"
-    path.write_bytes(lines([row | {"text": row["text"] + " and its own words" * 20} for row in values(20_000)]))
+    path.write_bytes(
+        lines([row | {"text": f"{row['text']} {i * 7919:x} " * 20} for i, row in enumerate(values(20_000))])
+    )
     return path
 
 

@@ -13,7 +13,7 @@ from training.core import process
 from training.data import jsonl, record, split
 from training.data.contamination import Evaluations
 from training.data.ledger import COLUMNS
-from training.data.near import Bands
+from training.data.near import Bands, Sketches
 from training.data.record import Record
 from training.data.rules import Reason
 from training.data.settings import SPLITS, Settings
@@ -38,7 +38,6 @@ class Batch:
     data: bytes | list[tuple[str, bytes]]
     form: str | None
     name: str | None = None
-    unit: str = "line"
     overlong_bytes: int = 0
 
 
@@ -76,7 +75,7 @@ class Taken:
     where: str
     lines: bytes = b""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    bands: np.ndarray | None = None
+    sketches: Sketches | None = None
     faults: list[Fault] = field(default_factory=list)
     shared: list[Shared] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class Intake:
         taken.columns = {
             name: np.array(values, dtype) for (name, dtype), values in zip(COLUMNS.items(), columns, strict=True)
         }
-        taken.bands = self._bands.of(texts) if texts else None
+        taken.sketches = self._bands.of(texts) if texts else None
         taken.worker = (process.identity()["pid"], process.peak_rss_bytes())
         return taken
 

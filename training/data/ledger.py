@@ -5,6 +5,7 @@ read whole only where its reader says so (`column`); keys are sorted in parts of
 whatever their number, so that a hundred million records need no more than ten million do.
 """
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ COLUMNS: dict[str, str] = {
 }
 _PART_RECORDS = 1 << 22
 _BLOCK_RECORDS = 1 << 20
+_PAIRS_AT_ONCE = 1 << 16
 
 
 class Ledger:
@@ -34,18 +36,22 @@ class Ledger:
     def __init__(self, folder: Path, num_bands: int = 0):
         self.folder, self.num_bands = folder, num_bands
         self._num = 0
-        names = [*COLUMNS, *(f"band{band}" for band in range(num_bands))]
+        names = [*COLUMNS, "values", *(f"band{band}" for band in range(num_bands))]
         self._files = {name: open(folder / f"{name}.column", "wb") for name in names}  # noqa: SIM115
 
     def __len__(self) -> int:
         return self._num
 
-    def append(self, columns: dict[str, np.ndarray], bands: np.ndarray | None = None) -> None:
-        """Add records; `bands` has the shape (records, num_bands)."""
+    def append(
+        self, columns: dict[str, np.ndarray], bands_NB: np.ndarray | None = None, values_NV: np.ndarray | None = None
+    ) -> None:
+        """Add N records; `bands_NB` and `values_NV` are a sketch of each, uint64 and uint8."""
         for name, dtype in COLUMNS.items():
             columns[name].astype(dtype, copy=False).tofile(self._files[name])
-        for band in range(self.num_bands):
-            bands[:, band].astype("<u8").tofile(self._files[f"band{band}"])
+        if bands_NB is not None:
+            values_NV.tofile(self._files["values"])
+            for band in range(self.num_bands):
+                bands_NB[:, band].astype("<u8").tofile(self._files[f"band{band}"])
         self._num += len(columns["digest"])
 
     def close(self) -> None:
@@ -81,6 +87,23 @@ class Ledger:
         """A column in parts, each with the number of its first record."""
         for first in range(0, self._num, _BLOCK_RECORDS):
             yield first, self._block(name, first)
+
+    def agreement(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The share of the values in which the records `a[i]` and `b[i]` agree, for all i."""
+        shares = np.zeros(len(a))
+        if not len(a):
+            return shares
+        with (
+            open(self.folder / "values.column", "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
+            for start in range(0, len(a), _PAIRS_AT_ONCE):
+                part = slice(start, start + _PAIRS_AT_ONCE)
+                values_NV = np.frombuffer(mapped, np.uint8).reshape(self._num, -1)
+                shares[part] = (values_NV[a[part]] == values_NV[b[part]]).mean(axis=1)
+                del values_NV
+                mapped.madvise(mmap.MADV_DONTNEED)  # else all that was read would count as this process's memory
+        return shares
 
     def sorted_parts(self, name: str, *ties: np.ndarray | str, keep: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Row numbers in the order of a key column, part by part; equal keys are never parted.

@@ -24,7 +24,7 @@ from training.data import blocks, pool
 from training.data.contamination import Evaluations
 from training.data.intake import Batch, Fault, Taken
 from training.data.ledger import COLUMNS, Ledger
-from training.data.near import Bands
+from training.data.near import NUM_VALUES, Bands
 from training.data.record import shown
 from training.data.settings import Settings
 from training.data.source import Source
@@ -52,7 +52,9 @@ class Need:
     @property
     def disk_bytes(self) -> int:
         """Of the dataset and its working copy."""
-        columns = sum(int(dtype[-1]) for dtype in COLUMNS.values()) + 8 * self.num_bands
+        columns = sum(int(dtype[-1]) for dtype in COLUMNS.values()) + (8 * self.num_bands + NUM_VALUES) * bool(
+            self.num_bands
+        )
         return int(2.05 * self.text_bytes) + self.num_records * columns
 
     def require(self, folder: Path) -> None:
@@ -157,7 +159,8 @@ class Reading:
         read.lines += taken.counts
         read.labels |= taken.labels
         read.num_good[taken.source] += len(taken.columns["digest"])
-        read.ledger.append(taken.columns, taken.bands if taken.bands is not None else _no_bands(self._num_bands))
+        sketches = (taken.sketches.bands_NB, taken.sketches.values_NV) if taken.sketches else ()
+        read.ledger.append(taken.columns, *sketches)
         spool.write(taken.lines)
 
     def _predict(self, taken: Taken) -> None:
@@ -176,7 +179,9 @@ class Reading:
 
     def _refusal(self, fault: Fault) -> UserError:
         named = f", id {shown(fault.id)}" if fault.id else ""
-        place = f"{fault.where} line {fault.line}" if fault.line else f"{fault.where}"
+        place, path = fault.where, Path(fault.where)
+        if fault.line:
+            place += f" {'row' if path.is_file() and blocks.packing(path) == 'parquet' else 'line'} {fault.line}"
         if fault.reasons[0].rule == "too_long":
             num_bytes = fault.reasons[0].text.removesuffix(" bytes")
             return UserError(
@@ -202,9 +207,3 @@ class Reading:
 
 def _json_line(value: dict) -> bytes:
     return json.dumps(value, ensure_ascii=True).encode() + b"\n"
-
-
-def _no_bands(num: int):
-    import numpy as np
-
-    return np.empty((0, num), np.uint64)

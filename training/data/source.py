@@ -85,13 +85,12 @@ class Jsonl(Source):
             for block in read:
                 if self.form is None:
                     self.form = self._recognised(block.data, path)
-                yield Batch(
-                    number, str(path), block.first, block.data, self.form, name, "row" if is_parquet else "line",
-                    block.overlong_bytes,
-                )  # fmt: skip
+                yield Batch(number, str(path), block.first, block.data, self.form, name, block.overlong_bytes)
             if is_parquet and path.stat().st_mtime_ns != before.st_mtime_ns:  # hashed first and read after that
                 raise UserError(
-                    "the input changed while it was read", where=path, next_command="the same command again"
+                    "the input changed while it was read",
+                    where=path,
+                    next_command="sync   # then the same again",
                 )
             digests.append(digest.hexdigest())
         self.sha256 = _of_files(digests)
