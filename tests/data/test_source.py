@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from tests.data.reading import read
 from training.cli import main
@@ -20,8 +21,6 @@ from training.data import blocks, dataset, intake, pool, source
 from training.data.prepare import Preparation
 from training.data.settings import Settings
 from training.data.source import Folder, Jsonl
-
-zstandard = pytest.importorskip("zstandard")
 
 
 def values(count: int = 60, word: str = "record") -> list[dict]:
@@ -257,18 +256,19 @@ def test_workers_end_with_the_command_and_the_next_one_finds_a_clean_place(many:
     many.write_bytes(many.read_bytes() * 12)
     command = [sys.executable, "-m", "training", "data-prepare", str(many), "--workers", "2"]
     running = subprocess.Popen(command, cwd=paths.REPOSITORY, stderr=subprocess.PIPE)
-    children: list[str] = []
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not list(own_roots.glob("training/datasets/many/.*/group.column")):
+    deadline, workers = time.monotonic() + 60, []
+    while time.monotonic() < deadline and len(workers) < 2:
         time.sleep(0.05)
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        workers = [child for child in children if _is_worker(child)]
+    time.sleep(0.5)
     running.send_signal(number)
     running.communicate(timeout=60)
     assert running.returncode == (130 if number != signal.SIGKILL else -signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(_is_worker(child) for child in children):
+    while time.monotonic() < deadline and any(_is_worker(child) for child in workers):
         time.sleep(0.05)
-    assert children and not any(_is_worker(child) for child in children)
+    assert len(workers) == 2 and not any(_is_worker(child) for child in workers)
     left = [item.name for item in (own_roots / "training" / "datasets").rglob("*") if item.is_file()]
     assert number == signal.SIGKILL or left == [".many.lock"]
     assert main(["data-prepare", str(many)]) == 0

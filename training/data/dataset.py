@@ -153,7 +153,7 @@ def _wrong_files(folder: Path, manifest: dict) -> Iterator[IntegrityError]:
             yield error
     known = {*manifest["files"], files.MANIFEST}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in known:
+        if path.is_file() and path.name not in known and not path.name.startswith("."):  # a lock is no content
             yield IntegrityError("a file that no manifest names", where=path, found=f"{path.stat().st_size} bytes")
 
 
