@@ -66,7 +66,7 @@ def test_a_run_leaves_a_whole_folder(recipe: Path):
     assert manifest["weights_sha256"] == files.sha256_file(run.step_folder(12) / "model.safetensors")
     assert manifest["recipe_sha256"] == run.record()["recipe_sha256"]
     kinds = {path.suffix for path in run.path.rglob("*") if path.is_file()}
-    assert kinds <= {".json", ".jsonl", ".yaml", ".safetensors"}
+    assert kinds <= {".json", ".jsonl", ".yaml", ".safetensors", ".jinja"}
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 12 and summary["stop_reason"] == "steps" and summary["device"] == "cpu"
     assert sorted(losses(run)) == list(range(1, 13)) and losses(run)[12] < losses(run)[1]
