@@ -245,9 +245,10 @@ def test_memfit_answers_within_half_a_second_and_without_torch():
     assert best < 0.5
 
 
+@pytest.mark.slow
 def test_bench_compares_times_of_one_run(call):
     code, document, text = call("bench", "--config", DEMO)
-    assert code == 0 and len(document["ratios"]) == 3
+    assert code == 0 and len(document["ratios"]) >= 5
     for ratio in document["ratios"]:
         assert ratio["ratio"] == ratio["seconds"] / ratio["base_seconds"] > 0 and ratio["name"] in text
 

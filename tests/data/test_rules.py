@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.reading import read
+from training.core.paths import REPOSITORY
 from training.data import rules
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -127,3 +128,8 @@ def test_a_text_may_hold_what_a_turn_may_not(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "docs of <|im_start|> and [INST]"}) + "\n")
     assert read(path).texts == ["docs of <|im_start|> and [INST]"]
+
+
+def test_the_page_names_every_rule():
+    table = "".join(f"| `{name}` | {what} |\n" for name, what in rules.RULES.items())
+    assert table in (REPOSITORY / "docs" / "data.md").read_text()

@@ -1,7 +1,7 @@
 """What is known of each record, as columns on disk: one number or two a record, in the order of the input.
 
 Owns the columns and how they are read within bounds; what they mean is `split`'s and `near`'s. Memory: a column is
-read whole only where its reader says so (`column`); keys are sorted in parts of about four million (`sorted_parts`),
+read whole only where its reader says so (`column`); keys are sorted in parts of about two million (`sorted_parts`),
 whatever their number, so that a hundred million records need no more than ten million do.
 """
 
@@ -25,7 +25,7 @@ COLUMNS: dict[str, str] = {
     "label": "<u8",  # what a draw is shared out by
     "tier": "u1",  # what a draw prefers, the lowest first
 }
-_PART_RECORDS = 1 << 22
+_PART_RECORDS = 1 << 21
 _BLOCK_RECORDS = 1 << 20
 _PAIRS_AT_ONCE = 1 << 16
 
@@ -150,7 +150,18 @@ class Components:
 
     def link(self, a: np.ndarray, b: np.ndarray) -> None:
         """Join the records `a[i]` and `b[i]`, for all i."""
-        a, b = a.astype(np.uint32), b.astype(np.uint32)
+        for start in range(0, len(a), _BLOCK_RECORDS):
+            part = slice(start, start + _BLOCK_RECORDS)
+            self._link(a[part].astype(np.uint32), b[part].astype(np.uint32))
+
+    def join(self, other: "Components") -> None:
+        """Take over what another has linked of the same records."""
+        roots = other.roots()
+        for first in range(0, len(roots), _BLOCK_RECORDS):
+            part = roots[first : first + _BLOCK_RECORDS]
+            self._link(np.arange(first, first + len(part), dtype=np.uint32), part)
+
+    def _link(self, a: np.ndarray, b: np.ndarray) -> None:
         while len(a):
             roots_a, roots_b = self._roots(a), self._roots(b)
             self._parent[a], self._parent[b] = roots_a, roots_b  # shorter ways for the next to come
@@ -164,11 +175,10 @@ class Components:
 
     def roots(self) -> np.ndarray:
         """The first record of each record's component."""
-        while True:
-            higher = self._parent[self._parent]
-            if np.array_equal(higher, self._parent):
-                return self._parent
-            self._parent = higher
+        for first in range(0, len(self._parent), _BLOCK_RECORDS):
+            part = slice(first, first + _BLOCK_RECORDS)
+            self._parent[part] = self._roots(self._parent[part])
+        return self._parent
 
     def _roots(self, rows: np.ndarray) -> np.ndarray:
         above = self._parent[rows]

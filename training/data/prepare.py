@@ -280,7 +280,7 @@ class _NearFinder:
                 texts = near.Texts(file, starts, _normal_text)
                 clusters = near.Clusters(self._ledger, self._threshold, texts, keep)
                 self._found = clusters.run(lambda: bar.advance(1, f"{clusters.num_compared} pairs compared"))
-            self._found.link(np.arange(len(self._ledger)), together.roots())
+            self._found.join(together)
         return self._found.copy()
 
 

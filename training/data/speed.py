@@ -1,7 +1,7 @@
 """How quick text becomes records, as ratios of times taken in one run: bare `json.loads` is what no reader can beat.
 
-Where the package `datasets` is installed (in an environment of its own: nothing here needs it), its pipeline of loading,
-filtering and writing the same file is timed too. A machine that is busy shows larger times.
+Where the package `datasets` is installed (nothing here needs it) its way of loading, filtering, parting and writing the
+same file is timed too. A machine that is busy shows larger times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.data.settings import Settings
 from training.data.source import Jsonl
 from training.data.stdlib import StandardLibrary
 
-_REPEATED = 6
+_REPEATED = 2
 _TIMES = 2
 
 
