@@ -293,7 +293,7 @@ def test_batches_are_whole_lines_and_only_a_few_are_waiting(many: Path):
             handed_out.append(number)
             yield intake.Batch(0, "x", 1, b'{"text":"a"}\n', "text")
 
-    results = pool.taken(batches(), Settings(near=0), None, 2)
+    results = pool.taken(batches(), Settings(near=0), None, 2, "")
     next(results)
     time.sleep(0.5)
     assert len(handed_out) <= 6

@@ -28,9 +28,12 @@ def default_workers(size_bytes: int) -> int:
 
 
 def taken(
-    batches: Iterable[Batch], settings: Settings, evaluations: Evaluations | None, workers: int
+    batches: Iterable[Batch], settings: Settings, evaluations: Evaluations | None, workers: int, with_less: str
 ) -> Iterator[Taken]:
     """Yield what each batch gives, in the order of the batches.
+
+    Args:
+        with_less: the command that needs less memory.
 
     Raises RunError where a worker died.
     """
@@ -49,7 +52,7 @@ def taken(
         except BrokenProcessPool:
             raise RunError(
                 "a worker process died", found="killed, or out of memory (dmesg tells)", expected="all of them alive",
-                next_command="the same command with --workers 1 in ARGS needs less memory",
+                next_command=with_less,
             ) from None  # fmt: skip
 
 

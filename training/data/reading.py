@@ -115,7 +115,8 @@ class Reading:
             self._rejected = stack.enter_context(open(self._folder / REJECTED, "wb"))
             self._contaminated = stack.enter_context(open(self._folder / CONTAMINATED, "wb"))
             self._progress = stack.enter_context(Progress("records", self._size_bytes, "B"))
-            for taken in pool.taken(self._batches(), self._settings, self._evaluations, self._workers):
+            alone = self._command(self._settings, "--workers 0")
+            for taken in pool.taken(self._batches(), self._settings, self._evaluations, self._workers, alone):
                 self._keep(taken, spool)
                 workers[taken.worker[0]] = max(taken.worker[1], workers.get(taken.worker[0], 0))
         for source in self._sources:
