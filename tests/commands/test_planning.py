@@ -198,7 +198,7 @@ def test_a_late_long_record_counts_by_its_tokens_once_they_are_counted(call, own
     assert call("data-prepare", str(records), "--name", "late", *shares)[0] == 0
     letters = tmp_path / "letters.jsonl"
     letters.write_text("\n".join(json.dumps({"text": word * number}) for number in range(1, 60)) + "\n")
-    assert call("data-prepare", str(letters), "--name", "letters")[0] == 0
+    assert call("data-prepare", str(letters), "--name", "letters", "--near", "0")[0] == 0
     assert call("tokenizer-train", "--dataset", "letters", "--name", "letters", "--vocab-size", "280")[0] == 0
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(

@@ -253,7 +253,8 @@ def test_a_worker_that_dies_is_told_and_leaves_nothing(many: Path, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_workers_end_with_the_command_and_the_next_one_finds_a_clean_place(many: Path, number: int, own_roots: Path):
-    many.write_bytes(many.read_bytes() * 12)
+    data = many.read_bytes()
+    many.write_bytes(data * 12)
     command = [sys.executable, "-m", "training", "data-prepare", str(many), "--workers", "2"]
     running = subprocess.Popen(command, cwd=paths.REPOSITORY, stderr=subprocess.PIPE)
     deadline, workers = time.monotonic() + 60, []
@@ -271,6 +272,7 @@ def test_workers_end_with_the_command_and_the_next_one_finds_a_clean_place(many:
     assert len(workers) == 2 and not any(_is_worker(child) for child in workers)
     left = [item.name for item in (own_roots / "training" / "datasets").rglob("*") if item.is_file()]
     assert number == signal.SIGKILL or left == [".many.lock"]
+    many.write_bytes(data[: data.index(b"\n", 100_000) + 1])
     assert main(["data-prepare", str(many)]) == 0
     folder = own_roots / "training" / "datasets" / "many"
     assert len(list(folder.iterdir())) == 1

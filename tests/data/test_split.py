@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from training.core.errors import UserError
 from training.data import split
 from training.data.intake import Batch, Intake
-from training.data.ledger import Components, Ledger
+from training.data.ledger import COLUMNS, Components, Ledger
 from training.data.settings import SPLITS, Settings
 
 
@@ -187,6 +188,29 @@ def test_components_are_those_of_the_links_whatever_their_order():
         components.link(a[part], b[part])
     roots = components.roots().tolist()
     assert roots == expected
+
+
+def test_memory_is_what_is_predicted_for_each_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """40 bytes a record, however many there are: what is not by the record is by the part."""
+    monkeypatch.setattr("training.data.ledger._PART_RECORDS", 1 << 12)
+    for room in ("ledger", "split"):
+        monkeypatch.setattr(f"training.data.{room}._BLOCK_RECORDS", 1 << 12)
+    num, numbers = 300_000, np.random.default_rng(0)
+    columns = {name: numbers.integers(0, 2**63, num).astype(dtype) for name, dtype in COLUMNS.items()}
+    columns |= {
+        "group": columns["digest"][np.arange(num) // 3],
+        "wish": np.full(num, split.BY_GROUP),
+        "contaminated": np.zeros(num),
+    }
+    with Ledger(tmp_path) as book:
+        book.append(columns)
+    del columns
+    tracemalloc.start()
+    found = assign(book, Settings())
+    assert sum(found.counts.values()) == num and found.largest_share < 0.001 and found.num_straddling == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * num
 
 
 def test_sorted_parts_never_part_equal_keys(monkeypatch: pytest.MonkeyPatch):
