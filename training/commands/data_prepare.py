@@ -104,7 +104,6 @@ def _settings(args: argparse.Namespace):
 
 
 def _sources(args: argparse.Namespace) -> tuple[list, str]:
-    from training.core import store
     from training.data import source
     from training.data.stdlib import StandardLibrary
 
@@ -118,8 +117,7 @@ def _sources(args: argparse.Namespace) -> tuple[list, str]:
         raise UserError("not a number of processes", where="--workers", found=args.workers, expected="0 to 256")
     sources = [StandardLibrary()] if args.stdlib else []
     sources += [source.of(text, args.form) for text in named]
-    first = "stdlib" if args.stdlib else store.name_from(sources[0].label.split(".")[0])
-    return sources, first
+    return sources, "stdlib" if args.stdlib else source.name_of(sources[0])
 
 
 def _report(report: Report, data, reused: bool) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from training.core import files
+from training.core import files, store
 from training.core.errors import UserError
 from training.data import blocks, jsonl, parquet, record
 from training.data.intake import Batch
@@ -191,6 +191,12 @@ def of(text: str, form: str | None = None) -> Source:
     if form not in (None, "text"):
         raise UserError("a folder of text has records of the form 'text'", where=path, found=form, next_command=EXAMPLE)
     return Folder(path, weight)
+
+
+def name_of(one: Source) -> str:
+    """The name that a dataset gets from its first source."""
+    suffix = next((suffix for suffix in RECORD_SUFFIXES if one.label.lower().endswith(suffix)), "")
+    return store.name_from(one.label[: len(one.label) - len(suffix)])
 
 
 def _weight(text: str, number: str) -> float:
