@@ -72,7 +72,7 @@ memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10G
 bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
 	@$(TRAINYARD) bench-memfit $(ARGS)
 
-bench: setup ## How quick memfit is: ratios of times of one run
+bench: setup ## How quick memfit and the reading of data are: ratios of times of one run
 	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
@@ -80,13 +80,17 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: data-prepare data-peek tokenizer-train tokenizer-measure tokenizer-add
+.PHONY: data-prepare data-peek data-verify tokenizer-train tokenizer-measure tokenizer-add
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 
 data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=name@hash (ARGS="--tokenizer NAME")
 	$(call need,DATASET,make data-peek DATASET=stdlib)
 	@$(TRAINYARD) data-peek "$$DATASET" $(ARGS)
+
+data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=name@hash
+	$(call need,DATASET,make data-verify DATASET=stdlib)
+	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)

@@ -110,6 +110,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (work / ".venv").symlink_to(REPOSITORY / ".venv")
     make_records(work / "my.jsonl", 120)
     make_conversations(work / "chat.jsonl")
+    (work / "exam.jsonl").write_text('{"question": "What is 3 times 7?"}\n')
     (root / "cache").mkdir()
     if (REAL_CACHE / "llama.cpp").exists():
         (root / "cache" / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")

@@ -30,17 +30,9 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
-    "Prepare": (
-        "data-prepare",
-        "data-peek",
-        "tokenizer-train",
-        "tokenizer-measure",
-        "tokenizer-add",
-        "memfit",
-        "bench-memfit",
-        "bench",
-        "check",
-    ),
+    "Prepare": ("data-prepare", "data-peek", "data-verify"),
+    "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
+    "Plan": ("memfit", "bench-memfit", "bench", "check"),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.reading import read
 from training.core.errors import UserError
-from training.data.jsonl import Jsonl
+from training.data.source import Jsonl
 
 
 def write(folder: Path, data: bytes | str, name: str = "input.jsonl") -> Path:
@@ -16,13 +17,9 @@ def write(folder: Path, data: bytes | str, name: str = "input.jsonl") -> Path:
     return path
 
 
-def texts(source: Jsonl) -> list[str]:
-    return [json.loads(record.line)["text"] for record in source.read()]
-
-
-def refusal(folder: Path, data: bytes | str, **options) -> UserError:
+def refusal(folder: Path, data: bytes | str, **settings) -> UserError:
     with pytest.raises(UserError) as caught:
-        list(Jsonl(write(folder, data), **options).read())
+        read(write(folder, data), **settings)
     assert caught.value.exit_code == 2
     return caught.value
 
@@ -31,26 +28,23 @@ def refusal(folder: Path, data: bytes | str, **options) -> UserError:
 def test_byte_order_mark_crlf_and_blank_lines_lose_no_record(tmp_path: Path, ending: bytes):
     """B39."""
     data = b'\xef\xbb\xbf{"text":"a"}\r\n\r\n{"text":"b"}' + ending + (b"\r\n" if ending else b"")
-    source = Jsonl(write(tmp_path, data))
-    assert texts(source) == ["a", "b"]
-    assert source.counts["byte_order_marks"] == 1
-    assert source.counts["blank_lines"] == (2 if ending else 1)
-    assert source.counts["crlf_lines"] == (4 if ending else 2)
+    found = read(write(tmp_path, data))
+    assert found.texts == ["a", "b"]
+    assert found.lines == {"byte_order_marks": 1, "blank_lines": 2 if ending else 1, "crlf_lines": 4 if ending else 2}
 
 
 def test_byte_order_mark_of_joined_files(tmp_path: Path):
     """B39: each joined file's mark is taken off, and none enters a text."""
     part = b'\xef\xbb\xbf{"text":"a"}\n'
-    source = Jsonl(write(tmp_path, part + part.replace(b'"a"', b'"b"')))
-    assert texts(source) == ["a", "b"]
-    assert source.counts["byte_order_marks"] == 2
+    found = read(write(tmp_path, part + part.replace(b'"a"', b'"b"')))
+    assert found.texts == ["a", "b"] and found.lines["byte_order_marks"] == 2
 
 
 def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_an_emoji(tmp_path: Path):
     """B41."""
     error = refusal(tmp_path, '{"text":"ok"}\n{"text":"x\\ud83d"}\n{"text":"\\ud83d\\ude00"}\n')
     assert "line 2" in error.where and "surrogate" in error.found and "\\ud83d" in error.found
-    assert texts(Jsonl(write(tmp_path, '{"text":"ok"}\n{"text":"\\ud83d\\ude00"}\n'))) == ["ok", "\U0001f600"]
+    assert read(write(tmp_path, '{"text":"ok"}\n{"text":"\\ud83d\\ude00"}\n')).texts == ["ok", "\U0001f600"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,7 @@ def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_an_emoji(tmp_path: 
         ('{"text":"a"}{"text":"b"}', "several objects on one line (the second begins at column 13)"),
         ('{"text":"a"} tail', "text after the object at column 14"),
         ('{"text":"a"', "not JSON: "),
-        ('"text"', "none of the forms"),
+        ('"text"', "the line holds text, not an object"),
         ('{"txt":"a"}', "its keys are 'txt'"),
         ('{"text":"a","messages":[]}', "none of the forms"),
         ('{"prompt":"a"}', "none of the forms"),
@@ -82,7 +76,10 @@ def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_an_emoji(tmp_path: 
         ('{"messages":[{"role":"user","content":""}]}', "messages[0]: 'content' is empty"),
         ('{"messages":["hi"]}', "messages[0] is text, not an object"),
         ('{"prompt":"a","completion":3}', "'completion' is a number, not text"),
-        ('{"text":' + "[" * 100_000, "not JSON that can be read"),
+        ('{"text":' + "[" * 100_000, "more than 64 deep"),
+        ('{"text":"a","metadata":' + '{"k":' * 1000 + "1" + "}" * 1001, "more than 64 deep"),
+        ('{"text":"a","metadata":' + '{"k":' * 64 + "1" + "}" * 65, "more than 64 deep"),
+        ('{"text":"a","metadata":{"x":' + "9" * 5000 + "}}", "not JSON that can be read"),
     ],
 )
 def test_a_bad_record_is_refused(tmp_path: Path, line: str, found: str):
@@ -90,6 +87,11 @@ def test_a_bad_record_is_refused(tmp_path: Path, line: str, found: str):
     assert found in error.found
     assert "input.jsonl line 1" in error.where
     assert "sed -n 1p" in error.next_command
+
+
+def test_levels_up_to_the_limit_are_read(tmp_path: Path):
+    deep = '{"text":"' + "[{" * 500 + '","metadata":' + '{"k":' * 63 + "1" + "}" * 64
+    assert len(read(write(tmp_path, deep)).texts) == 1
 
 
 def test_every_reason_and_the_id_are_named(tmp_path: Path):
@@ -120,27 +122,35 @@ def test_a_record_over_the_limit_is_refused_with_its_length(tmp_path: Path):
     """B43: at the limit it is read, one byte above it is refused; neighbours are whole."""
     lines = ['{"text":"before"}', json.dumps({"text": "x" * 5000}), '{"text":"after"}']
     length = len(lines[1])
-    source = Jsonl(write(tmp_path, "\r\n".join(lines)), max_record_bytes=length)
-    assert [len(text) for text in texts(source)] == [6, 5000, 5]
+    whole = read(write(tmp_path, "\r\n".join(lines)), max_record_bytes=length)
+    assert [len(text) for text in whole.texts] == [6, 5000, 5]
     error = refusal(tmp_path, "\n".join(lines), max_record_bytes=length - 1)
-    assert "line 2" in error.where and error.found == f"{length + 1} bytes"
+    assert "line 2" in error.where and error.found == f"{length} bytes"
+    assert error.next_command.endswith(f'--max-record {length}B"')
 
 
 def test_a_long_line_takes_less_than_ten_times_its_size(tmp_path: Path):
-    """B43."""
-    size = 8 << 20
+    """B43: 64 MB between two small ones; over the limit it is measured, and not held."""
+    size = 64 << 20
     path = write(tmp_path, '{"text":"a"}\n{"text":"' + "x" * size + '"}\n{"text":"b"}\n')
     tracemalloc.start()
-    lengths = [record.text_bytes for record in Jsonl(path).read()]
+    lengths = read(path, max_record_bytes=size + 100, near=0).text_bytes
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert lengths == [1, size, 1]
     assert peak < 10 * size
+    tracemalloc.start()
+    dropped = read(path, on_error="drop")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert dropped.texts == ["a", "b"] and dropped.rejected == {"too_long": 1}
+    assert dropped.faults[0]["line"] == 2 and dropped.faults[0]["reasons"][0]["found"] == f"{size + 11} bytes"
+    assert peak < 2 * size
 
 
 def test_the_files_hash_is_over_all_its_bytes(tmp_path: Path):
     source = Jsonl(write(tmp_path, b'\xef\xbb\xbf{"text":"a"}\r\n\n{"text":"b"}'))
-    list(source.read())
+    read(source)
     assert source.sha256 == source.fingerprint()
 
 

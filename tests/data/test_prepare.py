@@ -8,10 +8,10 @@ import pytest
 
 from training.cli import main
 from training.core import files, paths
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, MachineError, UserError
 from training.data import dataset, prepare
-from training.data.jsonl import Jsonl
 from training.data.settings import Settings
+from training.data.source import Jsonl
 
 
 def write(path: Path, values: list[dict]) -> Path:
@@ -24,14 +24,16 @@ def records(count: int = 60) -> list[dict]:
 
 
 def made(path: Path, name: str = "mine", **settings) -> tuple[Path, bool]:
-    return prepare.Preparation(Jsonl(path), name=name, settings=Settings(**settings)).run()
+    return prepare.Preparation([Jsonl(path)], name=name, settings=Settings(**settings)).run()
 
 
 def test_input_is_kept_plus_duplicates_plus_rejected(tmp_path: Path):
     values = [*records(), records()[3], records()[4] | {"id": "again", "group": "g9"}]
     data = dataset.load(made(write(tmp_path / "a.jsonl", values))[0])
-    assert data.stats["records"] == {"input": 62, "kept": 60, "duplicates": 2, "rejected": 0}
-    assert data.stats["groups"] == {"all": 30, "linked": 1, "straddling": 0}
+    assert data.stats["records"] == {"input": 62, "kept": 60, "dropped": 2, "rejected": 0}
+    assert data.stats["dropped"]["duplicates"] == 2 == sum(data.stats["dropped"].values())
+    groups = data.stats["groups"]
+    assert (groups["all"], groups["linked"], groups["straddling"]) == (30, 1, 0)
     kept = [value["text"] for split in data.splits for value in data.iter_records(split)]
     assert sorted(kept) == sorted(value["text"] for value in records())
     assert data.manifest["splits"] == {
@@ -113,12 +115,14 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [item.name for item in paths.roots().datasets.iterdir()] == [".mine.lock"]
 
 
-def test_an_input_that_changes_while_it_is_read_is_refused(tmp_path: Path):
-    preparation = prepare.Preparation(Jsonl(write(tmp_path / "a.jsonl", records())), name="mine", settings=Settings())
-    assert preparation.folder
-    write(tmp_path / "a.jsonl", records(61))
-    with pytest.raises(UserError, match="changed while it was read"):
-        preparation.run()
+def test_the_hash_is_of_the_bytes_that_were_read(tmp_path: Path):
+    """One pass reads and hashes, so that a file that changes in between is the one or the other."""
+    path = write(tmp_path / "a.jsonl", records())
+    preparation = prepare.Preparation([Jsonl(path)], name="mine", settings=Settings())
+    write(path, records(61))
+    data = dataset.load(preparation.run()[0])
+    assert data.manifest["inputs"][0]["sha256"] == files.sha256_file(path)
+    assert data.stats["records"]["input"] == 61
 
 
 def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -178,18 +182,17 @@ def test_the_command_prints_one_document_and_says_what_is_unchanged(tmp_path: Pa
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert document["dataset"].startswith("my-data-1@") and document["reused"] is False
-    assert document["stats"]["records"]["duplicates"] == 1
-    assert "61 = 60 kept + 1 duplicates + 0 rejected" in output.err
+    assert document["stats"]["dropped"]["duplicates"] == 1
+    assert "61 = 60 kept + 1 dropped + 0 rejected" in output.err
     assert f"make tokenizer-train DATASET={document['dataset']}" in output.err
     assert main(["data-prepare", str(path), "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["reused"] is True and "(unchanged, reused)" in output.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["a.jsonl", "--stdlib"]], ids=["neither", "both"])
-def test_the_command_wants_one_input(arguments: list[str], capsys: pytest.CaptureFixture):
-    assert main(["data-prepare", *arguments]) == 2
-    assert "one input, please" in capsys.readouterr().err
+def test_the_command_wants_an_input(capsys: pytest.CaptureFixture):
+    assert main(["data-prepare"]) == 2
+    assert "an input, please" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -212,5 +215,88 @@ def test_an_overlong_record_names_the_command_that_reads_it(tmp_path: Path, caps
     path = write(tmp_path / "a.jsonl", [*records(), {"text": "x" * 4000}])
     assert main(["data-prepare", str(path), "--max-record", "1KiB", "--seed", "3"]) == 2
     error = capsys.readouterr().err
-    assert f'make data-prepare INPUT={path} ARGS="--name a --max-record 4013B --seed 3"' in error
-    assert main(["data-prepare", str(path), "--max-record", "4013B", "--seed", "3"]) == 0
+    assert f'make data-prepare INPUT={path} ARGS="--name a --seed 3 --max-record 4012B"' in error
+    assert main(["data-prepare", str(path), "--max-record", "4012B", "--seed", "3"]) == 0
+
+
+def test_every_bad_record_is_reported_and_no_data_set_is_written(tmp_path: Path, own_roots: Path, capsys):
+    path = write(tmp_path / "a.jsonl", records())
+    assert main(["data-prepare", str(path), "--on-error", "report"]) == 0
+    assert "60, all of them good" in capsys.readouterr().err
+    path.write_text('{"text":" "}\n' + path.read_text() + '{bad\n{"text":"a","id":"r99","url":NaN}\n')
+    assert main(["data-prepare", str(path), "--on-error", "report"]) == 2
+    error = capsys.readouterr().err
+    assert "3 of 63 records are bad" in error and "1 empty, 1 not_json, 1 bad_number" in error
+    listed = [json.loads(line) for line in (paths.roots().datasets / "a.problems.jsonl").read_text().splitlines()]
+    assert [(one["file"], one["line"], one["id"]) for one in listed] == [
+        ("a.jsonl", 1, None), ("a.jsonl", 62, None), ("a.jsonl", 63, "r99"),
+    ]  # fmt: skip
+    assert [reason["rule"] for reason in listed[2]["reasons"]] == ["bad_number", "unknown_key"]
+    assert not list(paths.roots().datasets.glob("a/*"))
+
+
+def test_bad_records_are_dropped_counted_and_listed(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", [*records(), records()[5]])
+    path.write_text('{"text":" "}\n' + path.read_text() + "{bad\n")
+    data = dataset.load(made(path, on_error="drop")[0])
+    assert data.stats["records"] == {"input": 63, "kept": 60, "dropped": 1, "rejected": 2}
+    assert data.stats["rejected"] == {"empty": 1, "not_json": 1}
+    assert len((data.folder / "rejected.jsonl").read_text().splitlines()) == 2
+    assert not dataset.load(made(write(path, records()), on_error="drop")[0]).stats["rejected"]
+    with pytest.raises(UserError, match="holds no record"):
+        path.write_text("{bad\n")
+        made(path, on_error="drop")
+
+
+def test_the_need_is_predicted_before_anything_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from types import SimpleNamespace
+
+    path = write(tmp_path / "a.jsonl", records())
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100 << 20))
+    with pytest.raises(MachineError, match="not enough memory") as caught:
+        made(path)
+    assert "100.00 MiB free" in caught.value.found and "for about 65 records" in caught.value.expected
+
+
+# ---- verifying
+
+
+def test_a_whole_data_set_is_verified_with_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture):
+    write(tmp_path / "a.jsonl", [{"text": f"def f{i}():\n    return {i}\n"} for i in range(200)])
+    assert main(["data-prepare", str(tmp_path / "a.jsonl")]) == 0
+    assert main(["tokenizer-train", "--dataset", "a", "--vocab-size", "300"]) == 0
+    assert main(["data-peek", "a", "--tokenizer", "a"]) == 0
+    capsys.readouterr()
+    assert main(["data-verify", "a"]) == 0
+    assert "1 sets" in capsys.readouterr().err
+    folder = dataset.resolve("a")
+    shard = next((folder / "tokens").iterdir()) / "train.tokens.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\0\0")
+    assert main(["data-verify", "a"]) == 5
+    error = capsys.readouterr().err
+    assert "train.tokens.bin: a file's bytes have changed" in error
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda folder: (folder / "train.jsonl").write_text("x"), "train.jsonl: a file has another size"),
+        (lambda folder: (folder / "test.jsonl").unlink(), "test.jsonl: a file is missing"),
+        (lambda folder: (folder / "more.jsonl").write_text("x"), "more.jsonl: a file that no manifest names"),
+        (lambda folder: (folder / "tokens" / "abc").mkdir(parents=True), "tokens/abc: not a complete tokens"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "JSON file is damaged"),
+    ],
+    ids=["size", "gone", "more", "incomplete", "manifest"],
+)
+def test_what_is_wrong_with_a_data_set_is_told_with_exit_5(tmp_path: Path, damage, found: str, capsys):
+    folder = made(write(tmp_path / "a.jsonl", records()))[0]
+    damage(folder)
+    assert main(["data-verify", str(folder)]) == 5
+    assert found in capsys.readouterr().err
+
+
+def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = made(write(tmp_path / "a.jsonl", records()))[0]
+    other = folder.rename(folder.with_name("0" * 12))
+    assert main(["data-verify", str(other)]) == 5
+    assert "the folder's name is another hash" in capsys.readouterr().err

@@ -1,25 +1,38 @@
 """The split: groups and duplicates on one side, whatever the order, and stable when records are added."""
 
+import json
 import random
+import tempfile
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from training.core.errors import UserError
-from training.data import record
+from training.data import split
+from training.data.intake import Batch, Intake
+from training.data.ledger import COLUMNS, Components, Ledger
 from training.data.settings import SPLITS, Settings
-from training.data.split import Ledger
 
 
 def ledger(values: list[dict]) -> Ledger:
-    result = Ledger()
-    for value in values:
-        assert not record.problems(value, "text")
-        result.add(record.build(value, "text"))
+    """The columns of records, in a folder that goes with the test's process."""
+    data = "".join(json.dumps(value) + "\n" for value in values).encode()
+    taken = Intake(Settings(near=0)).take(Batch(0, "test", 1, data, "text"))
+    assert not taken.faults
+    result = Ledger(Path(tempfile.mkdtemp()))
+    result.append(taken.columns)
+    result.close()
     return result
 
 
+def assign(book: Ledger, settings: Settings) -> split.Assignment:
+    return split.Assignment(split.grouping(book, settings), settings)
+
+
 def sides(values: list[dict], settings: Settings) -> list[str | None]:
-    assignment = ledger(values).assign(settings)
+    assignment = assign(ledger(values), settings)
     return [SPLITS[side] if side < len(SPLITS) else None for side in assignment.sides]
 
 
@@ -60,10 +73,10 @@ def test_one_big_source_and_three_small_ones_fill_each_side_or_are_refused_with_
     values += [{"source": f"small{i % 3}", "text": f"small {i}"} for i in range(40)]
     for seed in range(20):
         book, settings = ledger(values), Settings(seed=seed)
-        if book.assign(settings).empty:
-            way_out = book.way_out(settings)
+        if assign(book, settings).empty:
+            way_out = split.way_out(book, settings, None)
             assert way_out.group_by == "group" and way_out.train_ratio == 0.8
-            assert not book.assign(way_out).empty
+            assert not assign(book, way_out).empty
 
 
 def test_no_source_changes_sides_when_records_and_sources_are_added():
@@ -97,7 +110,7 @@ def test_another_seed_gives_another_split():
 
 def test_shares_come_near_the_ratios_over_many_groups():
     values = [{"text": f"record {i}"} for i in range(20_000)]
-    counts = ledger(values).assign(Settings(train_ratio=0.7, val_ratio=0.2, seed=1)).counts
+    counts = assign(ledger(values), Settings(train_ratio=0.7, val_ratio=0.2, seed=1)).counts
     assert abs(counts["train"] - 14_000) < 300 and abs(counts["validation"] - 4_000) < 250
     assert sum(counts.values()) == 20_000
 
@@ -121,9 +134,9 @@ def test_the_cutoff_is_exclusive():
 
 def test_a_group_that_the_records_part_is_counted():
     values = [{"text": f"t{i}", "source": f"s{i % 30}"} for i in range(90)]
-    assert ledger(values).assign(Settings()).num_straddling == 0
+    assert assign(ledger(values), Settings()).num_straddling == 0
     parted = [*values, {"text": "x", "source": "s1", "split": "test"}, {"text": "y", "source": "s1", "split": "train"}]
-    assert ledger(parted).assign(Settings()).num_straddling == 1
+    assert assign(ledger(parted), Settings()).num_straddling == 1
 
 
 @pytest.mark.parametrize(
@@ -139,21 +152,86 @@ def test_a_group_that_the_records_part_is_counted():
 )
 def test_the_way_out_of_an_empty_split_works(values: list[dict], settings: Settings, change: dict):
     book = ledger(values)
-    assert book.assign(settings).empty
-    way_out = book.way_out(settings)
+    assert assign(book, settings).empty
+    way_out = split.way_out(book, settings, None)
     assert {key: getattr(way_out, key) for key in change} == change
-    assert not book.assign(way_out).empty
+    assert not assign(book, way_out).empty
 
 
 def test_there_is_no_way_out_without_training_records():
     book = ledger([{"text": f"t{i}", "split": "test"} for i in range(5)])
-    assert book.way_out(Settings()) is None
+    assert split.way_out(book, Settings(), None) is None
+
+
+def test_the_order_decides_nothing_even_among_records_of_one_content():
+    values = [{"text": f"t{i % 20}", "id": f"r{i}", "source": f"s{i % 7}"} for i in range(60)]
+
+    def kept(values: list[dict]) -> dict[str, str]:
+        placed = zip(values, sides(values, Settings(group_by="record")), strict=True)
+        return {value["id"]: side for value, side in placed if side}
+
+    expected = kept(values)
+    assert len(expected) == 20
+    for seed in range(5):
+        assert kept(random.Random(seed).sample(values, len(values))) == expected
+
+
+def test_components_are_those_of_the_links_whatever_their_order():
+    numbers = np.random.default_rng(3)
+    a, b = numbers.integers(0, 3000, (2, 2000))
+    expected = list(range(3000))
+    for _ in range(60):  # the plain way: the lowest number spreads until nothing changes
+        for one, other in zip(a, b, strict=True):
+            expected[one] = expected[other] = min(expected[one], expected[other])
+    components = Components(3000)
+    for part in np.array_split(numbers.permutation(2000), 7):
+        components.link(a[part], b[part])
+    roots = components.roots().tolist()
+    assert roots == expected
+
+
+def test_memory_is_what_is_predicted_for_each_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """40 bytes a record, however many there are: what is not by the record is by the part."""
+    monkeypatch.setattr("training.data.ledger._PART_RECORDS", 1 << 12)
+    for room in ("ledger", "split"):
+        monkeypatch.setattr(f"training.data.{room}._BLOCK_RECORDS", 1 << 12)
+    num, numbers = 300_000, np.random.default_rng(0)
+    columns = {name: numbers.integers(0, 2**63, num).astype(dtype) for name, dtype in COLUMNS.items()}
+    columns |= {
+        "group": columns["digest"][np.arange(num) // 3],
+        "wish": np.full(num, split.BY_GROUP),
+        "contaminated": np.zeros(num),
+    }
+    with Ledger(tmp_path) as book:
+        book.append(columns)
+    del columns
+    tracemalloc.start()
+    found = assign(book, Settings())
+    assert sum(found.counts.values()) == num and found.largest_share < 0.001 and found.num_straddling == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * num
+
+
+def test_sorted_parts_never_part_equal_keys(monkeypatch: pytest.MonkeyPatch):
+    values = [{"text": f"t{i}", "group": f"g{i % 37}"} for i in range(400)]
+    book = ledger(values)
+    whole = [row for rows in book.sorted_parts("group", "digest") for row in rows.tolist()]
+    monkeypatch.setattr("training.data.ledger._PART_RECORDS", 30)
+    monkeypatch.setattr("training.data.ledger._BLOCK_RECORDS", 70)
+    parts = [rows.tolist() for rows in book.sorted_parts("group", "digest")]
+    assert len(parts) > 5 and [row for rows in parts for row in rows] == whole
+    groups = [{values[row]["group"] for row in rows} for rows in parts]
+    assert sum(map(len, groups)) == 37
+    assert book.pick("text_bytes", np.array([399, 0, 71, 5])).tolist() == [4, 2, 3, 2]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"train_ratio": 0.0}, {"train_ratio": 0.9, "val_ratio": 0.2}, {"val_ratio": -0.1}, {"train_ratio": float("nan")},
-     {"cutoff": "yesterday"}, {"cutoff": "2026-01-01T00:00:00"}, {"group_by": "source"}],
+     {"cutoff": "yesterday"}, {"cutoff": "2026-01-01T00:00:00"}, {"group_by": "source"}, {"near": 0.4}, {"near": 1.01},
+     {"ngram": 1}, {"near": 0, "drop_near": True}, {"draw": 0}, {"draw": 5, "cap": 0.0}, {"draw": 5, "floor": -1},
+     {"draw_by": "x"}, {"draw": 5, "prefer": "tier"}, {"on_error": "ignore"}, {"max_record_bytes": 0}],
     ids=str,
 )  # fmt: skip
 def test_settings_that_make_no_split_are_refused(wrong: dict):

@@ -1,10 +1,10 @@
 """The standard library as a source: what is in, what is out, and a hash that does not depend on the place."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.data.reading import read
 from training.core.errors import MachineError
 from training.data.stdlib import StandardLibrary
 
@@ -34,20 +34,20 @@ def library(folder: Path) -> Path:
 
 def test_one_record_a_file_grouped_by_top_level_package(tmp_path: Path):
     source = StandardLibrary(library(tmp_path / "lib"))
-    values = [json.loads(record.line) for record in source.read()]
-    assert values == [
+    found = read(source)
+    assert found.values == [
         {"id": "abc.py", "group": "abc", "text": "x = 1\n"},
         {"id": "json/__init__.py", "group": "json", "text": "y = 2\n"},
         {"id": "json/decoder.py", "group": "json", "text": "z = 3\n"},
         {"id": "json/test/inner.py", "group": "json", "text": "inner tests stay\n"},
     ]
-    assert source.rejected == {"not_utf8": 1, "empty": 1}
+    assert found.rejected == {"not_utf8": 1, "empty": 1}
 
 
 def test_the_hash_is_the_contents_and_not_the_places(tmp_path: Path):
     here, there = StandardLibrary(library(tmp_path / "here")), StandardLibrary(library(tmp_path / "there"))
     assert here.fingerprint() == there.fingerprint()
-    list(here.read())
+    read(here)
     assert here.sha256 == here.fingerprint()
     (tmp_path / "there" / "abc.py").write_bytes(b"x = 2\n")
     assert there.fingerprint() != here.fingerprint()
@@ -57,7 +57,7 @@ def test_the_hash_is_the_contents_and_not_the_places(tmp_path: Path):
 
 def test_the_running_pythons_own_is_real_and_large():
     source = StandardLibrary()
-    groups = {record.group for record in source.read()}
+    groups = {value["group"] for value in read(source, near=0).values}
     assert source.size_bytes > 8_000_000
     assert {"json", "asyncio", "argparse"} <= groups
     assert not groups & {"test", "site-packages", "__pycache__"}

@@ -9,8 +9,8 @@ import pytest
 
 from training.core.errors import IntegrityError, MachineError, UserError
 from training.data import dataset, shard, tokens, workers
-from training.data.jsonl import Jsonl
 from training.data.prepare import prepare
+from training.data.source import Jsonl
 from training.tokenizer import artifact
 from training.tokenizer.train import Corpus, Settings, train
 

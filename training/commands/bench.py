@@ -1,26 +1,40 @@
-"""`bench`: how quick memfit and the tokenizer are, as ratios of times of one run."""
+"""`bench`: how quick the rooms are beside what else does their work, as ratios of times of one run."""
 
 import argparse
 from pathlib import Path
 
 from training.core.report import Report
+from training.core.timing import Ratio
+from training.core.units import format_bytes
 
-SUMMARY = "time memfit, its replay and its solving, and the tokenizer beside the library"
+SUMMARY = "time memfit, text to records, and the tokenizer, beside what else does it"
 EXAMPLE = "make bench"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", default="recipes/reference/qlora-8b.yaml", metavar="FILE", help="the recipe that is estimated"
+        "--config",
+        metavar="FILE",
+        default="recipes/demo.yaml",
+        help="the recipe that memfit reads (default %(default)s)",
     )
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import speed as of_memfit
+    from training.data import speed as of_data
     from training.tokenizer import speed as of_tokenizer
 
-    ratios = (*of_memfit.run(Path(args.config)), *of_tokenizer.run())
+    ratios = (*of_memfit.run(Path(args.config)), *of_data.run(), *of_tokenizer.run())
     for ratio in ratios:
-        times = f"{ratio.seconds * 1e3:.0f} ms over {ratio.base_seconds * 1e3:.0f}"
-        report.add(ratio.name, f"{ratio.value:.2f} ({times})")
+        report.add(ratio.name, f"{ratio.value:.2f} ({_figures(ratio)})")
     return {"schema": 1, "ratios": [ratio.to_json() for ratio in ratios]}
+
+
+def _figures(ratio: Ratio) -> str:
+    figures = [f"{ratio.seconds * 1e3:.0f} ms over {ratio.base_seconds * 1e3:.0f}"]
+    if ratio.num_bytes is not None:
+        figures.append(f"{format_bytes(round(ratio.num_bytes / ratio.seconds))} a second")
+    if ratio.peak_bytes is not None:
+        figures.append(f"peak memory {format_bytes(ratio.peak_bytes)}")
+    return ", ".join(figures)

@@ -7,76 +7,139 @@ from training.core.errors import UserError
 from training.core.report import Report
 from training.core.units import format_bytes, parse_bytes
 
-SUMMARY = "read records strictly, drop exact duplicates, split by group"
+SUMMARY = "read records strictly, drop duplicates, split by group, draw"
 EXAMPLE = 'make data-prepare INPUT=my.jsonl ARGS="--name mine"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from training.data.settings import GROUP_BY, Settings
+    from training.data.record import FORMS
+    from training.data.settings import GROUP_BY, ON_ERROR, Settings
 
     add = parser.add_argument
-    add("input", nargs="?", type=Path, metavar="INPUT.jsonl", help="a JSONL file, one object a line")
-    add("--stdlib", action="store_true", help="take the sources of this Python's standard library instead")
-    add("--name", help="the dataset's name (default: the file's)")
-    add("--train-ratio", type=float, default=Settings.train_ratio, help="share of train (default %(default)s)")
-    add("--val-ratio", type=float, default=Settings.val_ratio, help="share of validation (default %(default)s)")
-    add("--seed", type=int, default=Settings.seed, help="decides which group goes where (default %(default)s)")
+    add("input", nargs="?", metavar="INPUT", help="JSONL (plain, gzip, zstd), Parquet, or a folder of such or of text")
+    add("--source", action="append", default=[], metavar="PATH[=WEIGHT]", help="one more input, and how often each of "
+        "its training records is seen: 2 is twice, 0.5 every other; repeatable")  # fmt: skip
+    add("--stdlib", action="store_true", help="take the sources of this Python's standard library")
+    add("--form", choices=tuple(FORMS), help="the records' form (default: what the first record has)")
+    add("--name", help="the dataset's name (default: the first input's)")
+    add("--on-error", choices=ON_ERROR, default=Settings.on_error, help="at a bad record: stop there, report all bad "
+        "ones and write nothing, or drop and count them (default %(default)s)")  # fmt: skip
+    add("--max-record", metavar="SIZE", help="the longest record that is read (default 16MiB)")
+    add("--workers", type=int, metavar="N", help="processes that read (default: one a core); changes no byte")
+    _add_split(parser.add_argument_group("what is kept, and where it goes"), Settings, GROUP_BY)
+    _add_draw(parser.add_argument_group("a draw for a budget"), Settings)
+
+
+def _add_split(group, settings, group_by: tuple[str, ...]) -> None:
+    add = group.add_argument
+    add("--train-ratio", type=float, default=settings.train_ratio, help="share of train (default %(default)s)")
+    add("--val-ratio", type=float, default=settings.val_ratio, help="share of validation (default %(default)s)")
+    add("--seed", type=int, default=settings.seed, help="decides which group goes where (default %(default)s)")
     add("--cutoff", metavar="YYYY-MM-DD", help="records dated after that day go to test_postcutoff alone")
-    add("--max-record", metavar="SIZE", help="the longest line that is read (default 16MiB)")
     add(
         "--group-by",
-        choices=GROUP_BY,
-        default=Settings.group_by,
+        choices=group_by,
+        default=settings.group_by,
         help="what stays together: the field group, else source, else the record; or each record alone",
     )
+    add("--near", type=float, default=settings.near, metavar="SHARE", help="records that overlap as much are "
+        "near-duplicates and stay together, 0.5 to 1; 0 looks for none (default %(default)s)")  # fmt: skip
+    add("--drop-near", action="store_true", help="keep one of each cluster of near-duplicates")
+    add("--decontaminate", nargs="+", type=Path, default=[], metavar="FILE", help="drop records that share a run of "
+        "words with these evaluation files")  # fmt: skip
+    add("--ngram", type=int, default=settings.ngram, metavar="WORDS", help="the run's length (default %(default)s)")
+
+
+def _add_draw(group, settings) -> None:
+    add = group.add_argument
+    add("--draw", type=int, metavar="N", help="keep exactly N records of train")
+    add("--draw-by", metavar="FIELD", help="share the draw out by a field of the record or of its metadata")
+    add("--floor", type=int, default=settings.floor, help="the least of each value (default %(default)s)")
+    add("--cap", type=_share, default=settings.cap, help="the largest share of a value, 15%% or 0.15 (the default)")
+    add("--prefer", metavar="FIELD=VALUE,...", help="take records with these values first, the best value first")
+    add("--draw-seed", type=int, default=settings.draw_seed, help="decides which are drawn (default %(default)s)")
+    add("--draw-eval", type=int, metavar="N", help="keep exactly N records of validation, and of test")
+    add("--eval-seed", type=int, default=settings.eval_seed, help="decides which of those (default %(default)s)")
+
+
+def _share(text: str) -> float:
+    return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.data import dataset
     from training.data.prepare import Preparation
-    from training.data.split import Settings
 
-    source, name = _source(args)
-    settings = Settings(args.train_ratio, args.val_ratio, args.seed, args.cutoff, args.group_by)
-    folder, reused = Preparation(source, name=args.name or name, settings=settings).run()
+    sources, name = _sources(args)
+    preparation = Preparation(
+        sources, name=args.name or name, settings=_settings(args), decontaminate=args.decontaminate,
+        workers=args.workers,
+    )  # fmt: skip
+    if args.on_error == "report":
+        num_records = preparation.inspect()
+        report.add("records", f"{num_records}, all of them good; no data set was written")
+        return {"records": num_records, "bad": 0}
+    folder, reused = preparation.run()
     data = dataset.load(folder)
     _report(report, data, reused)
+    if not reused:
+        predicted = format_bytes(preparation.need.memory_bytes)
+        report.add("memory", f"peak {format_bytes(preparation.peak_memory_bytes)}, predicted at most {predicted}")
+    report.add("folder", data.folder)
+    report.add("next", _next(data))
     return {
         "dataset": data.reference, "hash": data.hash, "folder": str(folder), "reused": reused,
-        "input": data.manifest["input"], "settings": data.manifest["settings"], "stats": data.stats,
+        "inputs": data.manifest["inputs"], "settings": data.manifest["settings"], "stats": data.stats,
+        "peak_memory_bytes": preparation.peak_memory_bytes,
     }  # fmt: skip
 
 
-def _source(args: argparse.Namespace):
-    from training.core import store
-    from training.data.jsonl import MAX_RECORD_BYTES, Jsonl
+def _settings(args: argparse.Namespace):
+    from dataclasses import fields
+
+    from training.data.settings import MAX_RECORD_BYTES, Settings
+
+    given = {item.name: getattr(args, item.name) for item in fields(Settings) if hasattr(args, item.name)}
+    return Settings(**given, max_record_bytes=parse_bytes(args.max_record) if args.max_record else MAX_RECORD_BYTES)
+
+
+def _sources(args: argparse.Namespace) -> tuple[list, str]:
+    from training.data import source
     from training.data.stdlib import StandardLibrary
 
-    if args.stdlib == (args.input is not None):
+    named = [text for text in (args.input, *args.source) if text is not None]
+    if not (named or args.stdlib):
         raise UserError(
-            "one input, please",
-            found="both a file and --stdlib" if args.stdlib else "neither a file nor --stdlib",
-            expected="a JSONL file, or --stdlib",
+            "an input, please", found="no file, no --source and no --stdlib", expected="one of them",
             next_command=EXAMPLE,
-        )
-    if args.stdlib:
-        return StandardLibrary(), "stdlib"
-    source = Jsonl(args.input, parse_bytes(args.max_record) if args.max_record else MAX_RECORD_BYTES)
-    return source, store.name_from(args.input.stem)
+        )  # fmt: skip
+    if args.workers is not None and not 0 <= args.workers <= 256:
+        raise UserError("not a number of processes", where="--workers", found=args.workers, expected="0 to 256")
+    sources = [StandardLibrary()] if args.stdlib else []
+    sources += [source.of(text, args.form) for text in named]
+    return sources, "stdlib" if args.stdlib else source.name_of(sources[0])
 
 
 def _report(report: Report, data, reused: bool) -> None:
-    counts = data.stats["records"]
+    stats = data.stats
+    counts, inputs = stats["records"], data.manifest["inputs"]
     report.add("dataset", data.reference + (" (unchanged, reused)" if reused else ""))
-    report.add("input", f"{data.manifest['input']['label']}, {format_bytes(data.manifest['input']['bytes'])}")
-    report.add("records", "{input} = {kept} kept + {duplicates} duplicates + {rejected} rejected".format(**counts))
-    for reason, count in (data.stats["rejected"] | data.stats["lines"]).items():
-        if count:
-            report.add(reason.replace("_", " "), count)
-    kept = counts["kept"]
-    for name, split in data.stats["splits"].items():
-        share = f"{100 * split['records'] / kept:.1f} %"
+    report.add("input", ", ".join(f"{one['label']}, {format_bytes(one['bytes'])}" for one in inputs))
+    report.add("records", "{input} = {kept} kept + {dropped} dropped + {rejected} rejected".format(**counts))
+    for what in ("dropped", "rejected", "lines"):
+        found = [f"{count} {reason.replace('_', ' ')}" for reason, count in stats[what].items() if count]
+        if found:
+            report.add(what, ", ".join(found))
+    if stats["near"]["clusters"]:
+        report.add("near", "{records} records in {clusters} clusters, {largest} in the largest".format(**stats["near"]))
+    written = sum(split["records"] for split in stats["splits"].values())
+    for name, split in stats["splits"].items():
+        share = f"{100 * split['records'] / written:.1f} %"
         size = format_bytes(split["text_bytes"])
         report.add(name, f"{split['records']} records ({share}), {split['groups']} groups, {size} of text")
-    report.add("folder", data.folder)
-    report.add("next", f"make tokenizer-train DATASET={data.reference}")
+
+
+def _next(data) -> str:
+    if data.form == "text":
+        return f"make tokenizer-train DATASET={data.reference}"
+    return f"make data-peek DATASET={data.reference}"

@@ -219,6 +219,20 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yield a folder for work in progress, which goes when the block ends, or with the next one after a crash."""
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(parent)
+    folder = _temporary_sibling(parent / "work")
+    folder.mkdir()
+    try:
+        with disk_errors(parent):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files and folders of processes that no longer run."""
     for path in folder.glob(f".*{_TEMPORARY}"):

@@ -7,8 +7,11 @@ The moment is the kernel's own, in clock ticks since the boot it names, so that 
 import contextlib
 import ctypes
 import os
+import signal
 from functools import cache
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 
 @cache
@@ -37,6 +40,14 @@ def is_running(who: dict | None) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX" and who["started"] == f"{_boot()}-{ticks}"
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, and leave the terminal's interrupts to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
 def reset_peak_rss() -> None:

@@ -15,6 +15,7 @@ from training.data import record
 
 KIND = "dataset"
 STATS = "stats.json"
+TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,66 @@ def load(folder: Path) -> Dataset:
 def resolve(reference: str) -> Path:
     """Return the folder of `name@hash`, `name` (its newest) or a folder's path. Raises UserError."""
     return store.resolve(reference, paths.roots().datasets, KIND, "make data-prepare INPUT=my.jsonl")
+
+
+# ---- verifying
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was held against its hashes and found whole."""
+
+    data: Dataset
+    num_files: int
+    num_bytes: int
+    tokens: tuple[str, ...]
+
+
+def verify(folder: Path) -> Verified:
+    """Hash every file of a dataset and of each set of its tokens, and hold the manifests against each other.
+
+    Raises IntegrityError with everything that is wrong.
+    """
+    data, wrong = load(folder), []
+    shards = sorted(path for path in (folder / TOKENS).glob("[!.]*") if path.is_dir())
+    whole = {}
+    for place, kind in ((folder, KIND), *((shard, TOKENS) for shard in shards)):
+        try:
+            whole[place] = files.read_manifest(place, kind)
+        except IntegrityError as error:
+            wrong.append(error)
+            continue
+        wrong += _wrong_files(place, whole[place])
+        wrong += _wrong_chain(place, whole[place], data)
+    if wrong:
+        raise IntegrityError(
+            f"the data set is not what was written ({len(wrong)})", where=folder,
+            found="; ".join(f"{Path(error.where).relative_to(folder)}: {error.what}, {error.found}" for error in wrong),
+            expected="the bytes of the manifests",
+            next_command="prepare it again: the same data-prepare command makes the same data set",
+        )  # fmt: skip
+    num_files = sum(len(manifest["files"]) for manifest in whole.values())
+    num_bytes = sum(one["bytes"] for manifest in whole.values() for one in manifest["files"].values())
+    return Verified(data, num_files, num_bytes, tuple(shard.name for shard in shards))
+
+
+def _wrong_files(folder: Path, manifest: dict) -> Iterator[IntegrityError]:
+    """Files that are not as the manifest says, and files that it does not know."""
+    for name, expected in manifest["files"].items():
+        try:
+            files.verify_file(folder / name, expected)
+        except IntegrityError as error:
+            yield error
+    known = {*manifest["files"], files.MANIFEST}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name not in known and not path.name.startswith("."):  # a lock is no content
+            yield IntegrityError("a file that no manifest names", where=path, found=f"{path.stat().st_size} bytes")
+
+
+def _wrong_chain(folder: Path, manifest: dict, data: Dataset) -> Iterator[IntegrityError]:
+    """What a manifest says that its folder's name, or the dataset, does not."""
+    if not manifest["hash"].startswith(folder.name):
+        yield IntegrityError("the folder's name is another hash", where=folder, found=files.short(manifest["hash"]))
+    if manifest["kind"] == TOKENS and manifest["dataset"]["hash"] != data.hash:
+        found = files.short(manifest["dataset"]["hash"])
+        yield IntegrityError("the tokens are those of another data set", where=folder, found=found)

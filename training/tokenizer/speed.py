@@ -6,16 +6,13 @@ The text is the standard library's sources, which every machine has. The library
 import json
 import sysconfig
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from training.calculator.speed import Ratio
 from training.core import files
+from training.core.timing import Ratio, best_of_both
 from training.tokenizer import huggingface, pretokenizers, train
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 
-_TIMES = 3
 _TEXT_BYTES = 12 << 20
 
 
@@ -24,13 +21,13 @@ def run() -> tuple[Ratio, ...]:
     texts = _texts()
     corpus = train.Corpus("sources", "0" * 64, "train", sum(len(text.encode()) for text in texts), lambda: iter(texts))
     settings = train.Settings()
-    ours, theirs = _best_of_both(lambda: train.learn(corpus, settings), lambda: _learn_directly(texts, settings))
+    ours, theirs = best_of_both(lambda: train.learn(corpus, settings), lambda: _learn_directly(texts, settings))
     with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         path = Path(folder) / TOKENIZER
         files.write_json(path, json.loads(train.learn(corpus, settings).to_str()))
         manifest = train.manifest_of(path.parent, "sources", settings)
         library = huggingface.open_library(path, frozenset(manifest["specials"]))
-        encoded, bare = _best_of_both(
+        encoded, bare = best_of_both(
             lambda: Tokenizer(path.parent, manifest).encode_documents(texts),
             lambda: library.encode_batch_fast(texts, add_special_tokens=False),
         )
@@ -59,15 +56,3 @@ def _learn_directly(texts: list[str], settings: train.Settings) -> None:
         special_tokens=list(settings.specials), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     library.train_from_iterator(iter(texts), trainer)
-
-
-def _best_of_both(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the quickest call of each, called in turns, so that a busy moment does not meet one alone."""
-    pairs = [(_seconds(ours), _seconds(theirs)) for _ in range(_TIMES)]
-    return min(one for one, _ in pairs), min(other for _, other in pairs)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

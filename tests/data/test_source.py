@@ -1,0 +1,305 @@
+"""Sources: packed files, Parquet, folders, several with weights; and the same bytes whatever reads them."""
+
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.data.reading import read
+from training.cli import main
+from training.core import files, paths
+from training.core.errors import MachineError, RunError, UserError
+from training.data import blocks, dataset, intake, pool, source
+from training.data.prepare import Preparation
+from training.data.settings import Settings
+from training.data.source import Folder, Jsonl
+
+
+def values(count: int = 60, word: str = "record") -> list[dict]:
+    return [{"id": f"{word}{i}", "text": f"{word} number {i}", "group": f"g{i}"} for i in range(count)]
+
+
+def lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def packed(kind: str, data: bytes) -> bytes:
+    half = data.index(b"\n", len(data) // 2) + 1  # two members, as joined files have
+    if kind == "gzip":
+        return gzip.compress(data[:half]) + gzip.compress(data[half:]) + b"\0" * 512
+    if kind == "zstd":
+        pack = zstandard.ZstdCompressor(write_checksum=True).compress
+        return pack(data[:half]) + pack(data[half:])
+    return data
+
+
+def prepared(*inputs: source.Source, name: str = "mine", workers: int | None = None, **settings) -> dataset.Dataset:
+    return dataset.load(Preparation(inputs, name=name, settings=Settings(**settings), workers=workers).run()[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_packed_files_are_told_by_their_bytes_and_read_whole(tmp_path: Path, kind: str):
+    rows = values(5000)
+    path = tmp_path / "data.bin"
+    path.write_bytes(packed(kind, lines(rows)))
+    assert blocks.packing(path) == kind
+    one = Jsonl(path)
+    assert read(one, near=0).values == rows
+    assert one.sha256 == one.fingerprint() == files.sha256_file(path)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_packed_file_that_is_damaged_or_cut_short_is_refused(tmp_path: Path, kind: str):
+    """One that ends early must never pass for a small one."""
+    data = packed(kind, lines(values(5000))).rstrip(b"\0")
+    path = tmp_path / "data.bin"
+    for cut in (len(data) - 3, len(data) // 2 - 40, 40):
+        path.write_bytes(data[:cut])
+        with pytest.raises(UserError, match=r"packed file is (cut short|damaged)"):
+            read(path)
+    path.write_bytes(data[:200] + bytes(byte ^ 0x55 for byte in data[200:260]) + data[260:])
+    with pytest.raises(UserError, match=r"packed file is damaged|record is refused|cut short"):
+        read(path)
+    path.write_bytes(data + b"garbage")
+    with pytest.raises(UserError, match="packed file is damaged"):
+        read(path)
+
+
+def test_a_bad_line_of_a_packed_file_is_shown_by_a_command_that_works(tmp_path: Path):
+    path = tmp_path / "my data.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(values(3)) + b"{bad\n"))
+    with pytest.raises(UserError) as caught:
+        read(path)
+    shown = subprocess.run(["bash", "-c", caught.value.next_command], capture_output=True, text=True, check=True)
+    assert shown.stdout == "{bad\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is an optional extra")
+def test_parquet_rows_are_records_and_a_null_is_a_field_that_is_not_there(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [
+        {
+            "id": "a",
+            "messages": [{"role": "user", "content": "q", "name": None}, {"role": "assistant", "content": "a"}],
+        },
+        {"id": None, "messages": [{"role": "user", "content": "é\n"}, {"role": "assistant", "content": "b"}]},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows * 1500), tmp_path / "chat.parquet")
+    found = read(tmp_path / "chat.parquet", near=0).values
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    assert len(found) == 3000 and found[0] == {"id": "a", "messages": turns}
+    assert list(found[1]) == ["messages"]
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "chat.parquet").read_bytes()[:-20])
+    with pytest.raises(UserError, match="Parquet file is damaged"):
+        read(tmp_path / "cut.parquet")
+    bad = pyarrow.Table.from_pylist([{"text": "a"}, {"text": " "}])
+    pyarrow.parquet.write_table(bad, tmp_path / "bad.parquet")
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "bad.parquet")
+    assert "'text' is empty" in caught.value.found and "row 2" in caught.value.where
+
+
+def test_parquet_without_its_package_is_refused_with_the_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and more")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MachineError, match="Parquet needs a package") as caught:
+        source.of(str(tmp_path / "a.parquet"))
+    assert "pip install pyarrow" in caught.value.next_command
+
+
+def test_a_folder_of_text_gives_a_record_a_file(tmp_path: Path):
+    folder = tmp_path / "project"
+    contents = {
+        "README.md": "# hello\n", "src/a.py": "x = 1\n", "src/deep/b.PY": "\ufeffy = 2\n", "src/__init__.py": "",
+        ".git/config.txt": "out", "src/.hidden.py": "out", "src/__pycache__/c.py": "out", "pic.png": "out",
+        "Makefile": "out",
+    }  # fmt: skip
+    for name, text in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    found = read(source.of(str(folder)))
+    assert found.values == [
+        {"id": "README.md", "group": "README", "text": "# hello\n"},
+        {"id": "src/a.py", "group": "src", "text": "x = 1\n"},
+        {"id": "src/deep/b.PY", "group": "src", "text": "y = 2\n"},
+    ]
+    assert found.lines == {"empty_files": 1, "byte_order_marks": 1}
+    (folder / "src" / "latin.py").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match="a record is refused") as caught:
+        read(source.of(str(folder)))
+    assert "latin.py" in caught.value.where and "--on-error drop" in caught.value.next_command
+    assert read(source.of(str(folder)), on_error="drop").rejected == {"not_utf8": 1}
+    with pytest.raises(UserError, match="holds no text"):
+        (tmp_path / "none").mkdir()
+        Folder(tmp_path / "none")
+
+
+def test_a_folder_of_shards_is_one_source_in_the_order_of_names(tmp_path: Path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    rows = values(90)
+    (folder / "b.jsonl").write_bytes(lines(rows[30:60]))
+    (folder / "a.jsonl.gz").write_bytes(packed("gzip", lines(rows[:30])))
+    (folder / "c.jsonl.zst").write_bytes(packed("zstd", lines(rows[60:])))
+    one = source.of(str(folder))
+    assert read(one).values == rows and one.sha256 == one.fingerprint()
+
+
+def test_the_declared_form_holds_from_the_first_record(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(values(3)))
+    with pytest.raises(UserError) as caught:
+        read(Jsonl(path, form="messages"))
+    assert "line 1" in caught.value.where and "'messages' is missing" in caught.value.found
+
+
+def test_sources_of_two_forms_make_no_data_set(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(lines(values(3)))
+    (tmp_path / "b.jsonl").write_bytes(lines([{"prompt": "a", "completion": "b"}]))
+    with pytest.raises(UserError, match="records have one form"):
+        read(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+
+
+def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(lines(values(400, "alpha")))
+    (tmp_path / "b.jsonl").write_bytes(lines(values(400, "beta")))
+    (tmp_path / "c.jsonl").write_bytes(lines([row | {"source": "own"} for row in values(40, "gamma")]))
+    inputs = [source.of(str(tmp_path / name)) for name in ("a.jsonl=2.5", "b.jsonl=0.25", "c.jsonl")]
+    data = prepared(*inputs)
+    train = list(data.iter_records("train"))
+    times = {name: [0, 0] for name in ("alpha", "beta", "gamma")}
+    for row in train:
+        times[row["text"].split()[0]][0] += 1
+    for name, seen in times.items():
+        seen[1] = len({row["id"] for row in train if row["text"].startswith(name)})
+    assert 290 < times["alpha"][1] < 350 and times["alpha"][0] == pytest.approx(2.5 * times["alpha"][1], rel=0.08)
+    assert times["beta"][0] == times["beta"][1] and 50 < times["beta"][0] < 120
+    assert times["gamma"][0] == times["gamma"][1]
+    assert {row["source"] for row in train} == {"a.jsonl", "b.jsonl", "own"}
+    records, dropped = data.stats["records"], data.stats["dropped"]
+    assert records["input"] == 840 == records["kept"] + records["dropped"] + records["rejected"]
+    assert dropped["by_weight"] == records["dropped"] > 0
+    assert data.stats["splits"]["train"]["records"] == len(train)
+    for one in data.stats["sources"]:
+        assert one["input"] == one["kept"] + one["dropped"] + one["rejected"]
+    held_out = [row["id"] for split in ("validation", "test") for row in data.iter_records(split)]
+    assert len(held_out) == len(set(held_out))
+
+
+@pytest.mark.parametrize("text", ["a.jsonl=0", "a.jsonl=-1", "a.jsonl=many", "a.jsonl=nan", "a.jsonl=1e9"])
+def test_what_is_no_weight_is_refused(text: str):
+    with pytest.raises(UserError, match=r"not a source|no such input"):
+        source.of(text)
+
+
+# ---- many processes, and what goes wrong in them
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(
+        lines([row | {"text": f"{row['text']} {i * 7919:x} " * 20} for i, row in enumerate(values(20_000))])
+    )
+    return path
+
+
+def test_the_number_of_workers_changes_no_byte(many: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    hashes = {}
+    for workers in (0, 1, 3):
+        monkeypatch.setenv("DATA_ROOT", str(tmp_path / f"root{workers}"))
+        folder = prepared(Jsonl(many), workers=workers).folder
+        hashes[workers] = (folder.name, {path.name: files.sha256_file(path) for path in folder.iterdir()})
+    assert hashes[0] == hashes[1] == hashes[3]
+
+
+def test_the_first_bad_record_is_the_first_in_the_file_whoever_reads_it(many: Path):
+    data = many.read_bytes().split(b"\n")
+    data[15_000] = data[9_000] = b"{bad"
+    many.write_bytes(b"\n".join(data))
+    with pytest.raises(UserError) as caught:
+        read(many, workers=3)
+    assert caught.value.where.endswith("line 9001")
+
+
+def test_a_worker_that_dies_is_told_and_leaves_nothing(many: Path, monkeypatch: pytest.MonkeyPatch):
+    batches = Jsonl.batches
+
+    def with_killer(self, *arguments):
+        for number, batch in enumerate(batches(self, *arguments)):
+            if number == 3:
+                for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                    if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        os.kill(int(child), signal.SIGKILL)
+            yield batch
+
+    monkeypatch.setattr(Jsonl, "batches", with_killer)
+    with pytest.raises(RunError, match="a worker process died"):
+        prepared(Jsonl(many), workers=2)
+    assert [item.name for item in paths.roots().datasets.iterdir()] == [".mine.lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_the_command_and_the_next_one_finds_a_clean_place(many: Path, number: int, own_roots: Path):
+    data = many.read_bytes()
+    many.write_bytes(data * 12)
+    command = [sys.executable, "-m", "training", "data-prepare", str(many), "--workers", "2"]
+    running = subprocess.Popen(command, cwd=paths.REPOSITORY, stderr=subprocess.PIPE)
+    deadline, workers = time.monotonic() + 60, []
+    while time.monotonic() < deadline and len(workers) < 2:
+        time.sleep(0.05)
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        workers = [child for child in children if _is_worker(child)]
+    time.sleep(0.5)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    assert running.returncode == (130 if number != signal.SIGKILL else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(_is_worker(child) for child in workers):
+        time.sleep(0.05)
+    assert len(workers) == 2 and not any(_is_worker(child) for child in workers)
+    left = [item.name for item in (own_roots / "training" / "datasets").rglob("*") if item.is_file()]
+    assert number == signal.SIGKILL or left == [".many.lock"]
+    many.write_bytes(data[: data.index(b"\n", 100_000) + 1])
+    assert main(["data-prepare", str(many)]) == 0
+    folder = own_roots / "training" / "datasets" / "many"
+    assert len(list(folder.iterdir())) == 1
+
+
+def _is_worker(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX" and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_batches_are_whole_lines_and_only_a_few_are_waiting(many: Path):
+    """Reading ahead is bounded, however slow the reader of the results is."""
+    handed_out = []
+
+    def batches():
+        for number in range(40):
+            handed_out.append(number)
+            yield intake.Batch(0, "x", 1, b'{"text":"a"}\n', "text")
+
+    results = pool.taken(batches(), Settings(near=0), None, 2, "")
+    next(results)
+    time.sleep(0.5)
+    assert len(handed_out) <= 6
+    assert sum(1 for _ in results) == 39
+    data = b"".join(block.data for block in blocks.read(many, 1 << 20, len))
+    assert data == many.read_bytes()
+    assert all(block.data.endswith(b"\n") for block in blocks.read(many, 1 << 20, len))

@@ -1,0 +1,210 @@
+"""Sources into a working copy and the ledger, in one pass, and what becomes of bad records.
+
+Owns the pass: batches out to workers, their results back in order, faults by policy, and the need of memory and disk,
+which is predicted from the first batch and refused where the machine has less. The working copy holds each good
+record's line in canonical spelling, in the order of the input.
+"""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from training.core import files, process
+from training.core.errors import MachineError, UserError
+from training.core.log import say
+from training.core.progress import Progress
+from training.core.units import format_bytes
+from training.data import blocks, pool
+from training.data.contamination import Evaluations
+from training.data.intake import Batch, Fault, Taken
+from training.data.ledger import COLUMNS, Ledger
+from training.data.near import NUM_VALUES, Bands
+from training.data.record import shown
+from training.data.settings import Settings
+from training.data.source import Source
+
+SPOOL, REJECTED, CONTAMINATED = "spool", "rejected.jsonl", "contaminated.jsonl"
+_PROCESS_BYTES = 160 << 20
+_MEMORY_BYTES_A_RECORD = 40
+_PACKED_RATIO = 4
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a preparation is predicted to need, for so many records of so many bytes in all."""
+
+    num_records: int
+    text_bytes: int
+    workers: int
+    num_bands: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of this process and its workers together."""
+        return (1 + self.workers) * _PROCESS_BYTES + self.num_records * _MEMORY_BYTES_A_RECORD
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of the dataset and its working copy."""
+        columns = sum(int(dtype[-1]) for dtype in COLUMNS.values()) + (8 * self.num_bands + NUM_VALUES) * bool(
+            self.num_bands
+        )
+        return int(2.05 * self.text_bytes) + self.num_records * columns
+
+    def require(self, folder: Path) -> None:
+        """Raise MachineError where the machine has less."""
+        files.require_space(folder, self.disk_bytes, "the dataset and its working copy")
+        if self.memory_bytes > (free := psutil.virtual_memory().available):
+            raise MachineError(
+                "not enough memory for so many records",
+                found=f"{format_bytes(free)} free", expected=f"{format_bytes(self.memory_bytes)}, for about "
+                f"{self.num_records:,} records", next_command="split the input into several files, and prepare each",
+            )  # fmt: skip
+
+
+@dataclass
+class Read:
+    """What the pass has found; counts are by source where they are lists."""
+
+    ledger: Ledger
+    num_good: list[int]
+    rejected: list[Counter[str]]
+    lines: Counter[str] = field(default_factory=Counter)
+    labels: dict[int, str] = field(default_factory=dict)
+    num_contaminated: int = 0
+    need: Need | None = None
+    peak_memory_bytes: int = 0
+
+    @property
+    def num_rejected(self) -> int:
+        return sum(counter.total() for counter in self.rejected)
+
+
+class Reading:
+    """One pass over all sources.
+
+    Args:
+        folder: takes the working copy, the columns and the lists.
+        command: gives the make command of this preparation with more options.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], settings: Settings, evaluations: Evaluations | None, folder: Path, command,
+        workers: int | None = None,
+    ):  # fmt: skip
+        self._sources, self._settings, self._evaluations = sources, settings, evaluations
+        self._folder, self._command = folder, command
+        self._size_bytes = sum(source.size_bytes for source in sources)
+        self._workers = pool.default_workers(self._size_bytes) if workers is None else workers
+        self._num_bands = Bands(settings.near).num if settings.near else 0
+        self._first_batch_bytes = 0
+
+    def run(self) -> Read:
+        """Read everything. Raises UserError at the first bad record, unless the settings say otherwise."""
+        workers: dict[int, int] = {}
+        with ExitStack() as stack:
+            ledger = stack.enter_context(Ledger(self._folder, self._num_bands))
+            self._read = Read(ledger, [0] * len(self._sources), [Counter() for _ in self._sources])
+            spool = stack.enter_context(open(self._folder / SPOOL, "wb"))
+            self._rejected = stack.enter_context(open(self._folder / REJECTED, "wb"))
+            self._contaminated = stack.enter_context(open(self._folder / CONTAMINATED, "wb"))
+            self._progress = stack.enter_context(Progress("records", self._size_bytes, "B"))
+            alone = self._command(self._settings, "--workers 0")
+            for taken in pool.taken(self._batches(), self._settings, self._evaluations, self._workers, alone):
+                self._keep(taken, spool)
+                workers[taken.worker[0]] = max(taken.worker[1], workers.get(taken.worker[0], 0))
+        for source in self._sources:
+            self._read.lines += source.counts
+        own = process.identity()["pid"]
+        self._read.peak_memory_bytes = sum(peak for pid, peak in workers.items() if pid != own)
+        return self._read
+
+    def _batches(self) -> Iterator[Batch]:
+        several = len(self._sources) > 1
+        for number, source in enumerate(self._sources):
+            name = source.label if several else None
+            for batch in source.batches(number, name, self._settings.max_record_bytes, self._progress.advance):
+                self._require_one_form(source)
+                if not self._first_batch_bytes and isinstance(batch.data, bytes):
+                    self._first_batch_bytes = len(batch.data)
+                yield batch
+
+    def _require_one_form(self, source: Source) -> None:
+        forms = {one.form for one in self._sources[: self._sources.index(source) + 1]} - {None}
+        if len(forms) > 1:
+            raise UserError(
+                "a dataset's records have one form; nothing was written", where=source.label, found=source.form,
+                expected=f"{self._sources[0].form}, as the source {self._sources[0].label} has",
+                next_command="prepare each source as a dataset of its own",
+            )  # fmt: skip
+
+    def _keep(self, taken: Taken, spool) -> None:
+        read, source = self._read, self._sources[taken.source]
+        for fault in taken.faults:
+            if self._settings.on_error == "stop" and not source.always_drops:
+                raise self._refusal(fault)
+            read.rejected[taken.source][fault.reasons[0].rule] += 1
+            self._rejected.write(_json_line(fault.to_json(Path(fault.where).name)))
+        for shared in taken.shared:
+            place = {"file": Path(taken.where).name, "line": shared.line, "id": shared.id}
+            self._contaminated.write(_json_line(place | {"words": shared.words, "also_in": shared.place}))
+        if read.need is None and taken.lines:
+            self._predict(taken)
+        read.num_contaminated += len(taken.shared)
+        read.lines += taken.counts
+        read.labels |= taken.labels
+        read.num_good[taken.source] += len(taken.columns["digest"])
+        sketches = (taken.sketches.bands_NB, taken.sketches.values_NV) if taken.sketches else ()
+        read.ledger.append(taken.columns, *sketches)
+        spool.write(taken.lines)
+
+    def _predict(self, taken: Taken) -> None:
+        """Predict the need from the first good batch, and refuse it before anything large is done."""
+        text_bytes = sum(
+            source.size_bytes * (_PACKED_RATIO if any(blocks.packing(path) != "plain" for path in source.paths) else 1)
+            for source in self._sources
+        )
+        num_records = int(text_bytes * len(taken.columns["digest"]) / max(1, len(taken.lines)))
+        self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands)
+        self._read.need.require(self._folder)
+        if self._workers:
+            need = self._read.need
+            say(f"about {num_records:,} records; {format_bytes(need.memory_bytes)} of memory and "
+                f"{format_bytes(need.disk_bytes)} of disk at most are predicted")  # fmt: skip
+
+    def _refusal(self, fault: Fault) -> UserError:
+        named = f", id {shown(fault.id)}" if fault.id else ""
+        place, path = fault.where, Path(fault.where)
+        if fault.line:
+            place += f" {'row' if path.is_file() and blocks.packing(path) == 'parquet' else 'line'} {fault.line}"
+        if fault.reasons[0].rule == "too_long":
+            num_bytes = fault.reasons[0].text.removesuffix(" bytes")
+            return UserError(
+                "a record is too long; nothing was written", where=place + named, found=fault.reasons[0].text,
+                expected=f"at most {format_bytes(self._settings.max_record_bytes)} a record",
+                next_command=self._command(self._settings, f"--max-record {num_bytes}B"),
+            )  # fmt: skip
+        return UserError(
+            "a record is refused; nothing was written", where=place + named,
+            found="; ".join(reason.text for reason in fault.reasons), expected="one valid JSON object a line"
+            if fault.line else "a file of UTF-8 text", next_command=self._look(fault),
+        )  # fmt: skip
+
+    def _look(self, fault: Fault) -> str:
+        """A command that shows the bad record, or that goes on without it."""
+        path = Path(fault.where)
+        shown_by = blocks.SHOWN_BY.get(blocks.packing(path)) if path.is_file() else None
+        if shown_by is None:
+            return self._command(self._settings, "--on-error drop")
+        look = shown_by.format(line=fault.line, path=shlex.quote(str(path)))
+        return f"{look}   # correct it, then run the same again, or ARGS='--on-error report' lists all"
+
+
+def _json_line(value: dict) -> bytes:
+    return json.dumps(value, ensure_ascii=True).encode() + b"\n"
