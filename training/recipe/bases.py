@@ -1,7 +1,8 @@
 """The pinned base models: `recipes/bases.yaml`, read as strictly as a recipe.
 
 A base is pinned by its source, its revision and the sha256 of every file. An entry without them is unpinned: it can be
-planned by its `config`, and is refused for training.
+planned by its `config`, and is refused for training. A fetched base lies in `$DATA_ROOT/models/bases/<name>/` as a
+Hugging Face folder whose manifest names the pins that it was made of.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import paths
-from training.core.errors import Problems, UserError
+from training.core import files, paths
+from training.core.errors import IntegrityError, Problems, UserError
 from training.recipe.checking import violations
 from training.recipe.reading import Origin, Reader, show
 from training.recipe.strict_yaml import parse
 
 FILE = paths.REPOSITORY / "recipes" / "bases.yaml"
+KIND = "base"
 FLOATING = ("latest", "main", "master", "head", "stable", "newest", "dev", "nightly")
 _SCHEMA = Path(__file__).parent / "bases.schema.json"
 
@@ -36,6 +38,39 @@ class Base:
     @property
     def pinned(self) -> bool:
         return bool(self.revision and self.files)
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies, or would lie, once it is fetched."""
+        return paths.roots().bases / self.name
+
+    @property
+    def is_fetched(self) -> bool:
+        return (self.folder / files.MANIFEST).is_file()
+
+    def require_folder(self) -> None:
+        """Raise UserError where the base is not fetched."""
+        if not self.is_fetched:
+            raise UserError(
+                "the base is not on this machine", where=self.folder, found="nothing",
+                expected=f"a fetched {self.name}", next_command=f"make base-fetch BASE={self.name}",
+            )  # fmt: skip
+
+    def require(self) -> dict:
+        """Verify every byte of the fetched base and return its manifest.
+
+        Raises UserError where it is not there, IntegrityError where it is not what is pinned.
+        """
+        again = f"make base-fetch BASE={self.name}"
+        self.require_folder()
+        manifest = files.verify_manifest(self.folder, KIND)
+        if manifest["pinned"] != self.files:
+            raise IntegrityError(
+                "the base was made of other files than are pinned", where=self.folder / files.MANIFEST,
+                found=_told(manifest["pinned"]), expected=f"{_told(self.files)}, as {show(FILE)} has it",
+                next_command=again,
+            )  # fmt: skip
+        return manifest
 
 
 def load(path: Path = FILE) -> dict[str, Base]:
@@ -66,6 +101,10 @@ def _base(name: str, values: dict) -> Base:
     return Base(
         name, values["source"], values.get("revision"), values["licence"], values.get("files", {}), values["config"]
     )  # fmt: skip
+
+
+def _told(hashes: dict[str, str]) -> str:
+    return ", ".join(f"{name} {files.short(digest)}" for name, digest in hashes.items()) or "no file"
 
 
 def is_floating(name: str) -> bool:

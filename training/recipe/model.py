@@ -99,6 +99,7 @@ class Lora:
     alpha: float
     dropout: float
     targets: str | tuple[str, ...]  # "all-linear", "attention", or names of modules
+    from_: str | None  # a run, a checkpoint or an adapter's folder to go on from
 
 
 @dataclass(frozen=True)
@@ -170,4 +171,6 @@ def _section(key: str, values: dict | None) -> object:
     converted = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "warmup" in converted:
         converted["warmup"] = Duration(converted["warmup"])
+    if "from" in converted:
+        converted["from_"] = converted.pop("from")
     return _SECTIONS[key](**converted)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import files, paths, store
-from training.core.errors import IntegrityError
+from training.core.errors import IntegrityError, UserError
+from training.recipe import bases
+from training.recipe.model import Recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,6 +188,17 @@ def load(folder: Path) -> Tokenizer:
             expected=f"sha256 {files.short(manifest['hash'])}",
         )
     return Tokenizer(folder=folder, manifest=manifest)
+
+
+def of_recipe(recipe: Recipe) -> Tokenizer:
+    """The tokenizer that a recipe names, else its base's own. Raises UserError or IntegrityError."""
+    if recipe.tokenizer.path is not None:
+        return load(resolve(recipe.tokenizer.path))
+    if recipe.model.base is None:
+        raise UserError("no tokenizer is named", where="tokenizer.path", expected="a tokenizer, or a base's own")
+    base = bases.find(recipe.model.base)
+    base.require_folder()
+    return load(base.folder)
 
 
 def resolve(reference: str) -> Path:

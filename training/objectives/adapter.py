@@ -1,0 +1,95 @@
+"""Adapters of low rank beside a frozen base (Hu et al. 2021, LoRA, section 4): y = Wx + (alpha / rank) B A dropout(x).
+
+Owns the layers, where they stand, and the form in which they are saved: PEFT's, so that other tools read them. A is
+drawn from the run's seed, B is zero, so that the untrained adapter changes nothing. Factors have a type of their own,
+in which the product is computed; the sum has the base's. The base's weights are never written.
+
+Legend: R rank, D width in, O width out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from training.objectives import targets
+from training.objectives.trainee import Tensors, Trainee
+from training.recipe.model import Lora
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHTS = "adapter_model.safetensors"
+SETTINGS = "adapter_config.json"
+_PREFIX = "base_model.model."
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with its adapter."""
+
+    def __init__(self, base: nn.Module, lora: Lora, dtype: torch.dtype):
+        super().__init__()
+        num_in, num_out = targets.features(base)
+        place = {"dtype": dtype, "device": targets.device_of(base)}
+        self.base, self.dropout, self.scale = base, lora.dropout, lora.alpha / lora.rank
+        self.lora_A = nn.Parameter(torch.empty(lora.rank, num_in, **place))
+        self.lora_B = nn.Parameter(torch.zeros(num_out, lora.rank, **place))
+
+    def draw(self) -> None:
+        """Draw the first factor, on the CPU, as every machine draws it."""
+        drawn_RD = torch.empty(self.lora_A.shape, dtype=torch.float32)
+        nn.init.kaiming_uniform_(drawn_RD, a=math.sqrt(5))
+        with torch.no_grad():
+            self.lora_A.copy_(drawn_RD)
+
+    def __getattr__(self, name: str) -> object:
+        """What a model reads of its linear, such as `weight`, is the base's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.base(x)
+        own = nn.functional.dropout(x.to(self.lora_A.dtype), self.dropout, self.training)
+        added = nn.functional.linear(nn.functional.linear(own, self.lora_A), self.lora_B) * self.scale
+        return (out + added).to(out.dtype)
+
+
+def attach(model: nn.Module, lora: Lora, adapter_dtype: str) -> list[str]:
+    """Freeze a model and put a drawn adapter beside each target, in place; returns the targets' names."""
+    names = targets.find(model, lora.targets)
+    targets.frozen(model)
+    for name in names:
+        layer = Adapted(model.get_submodule(name), lora, DTYPES[adapter_dtype])
+        layer.draw()
+        targets.replace(model, name, layer)
+    return names
+
+
+class AdapterTrainee(Trainee):
+    """A frozen model with trained adapters."""
+
+    weights_file, settings_file = WEIGHTS, SETTINGS
+
+    def __init__(self, model: nn.Module, base: dict | None, lora: Lora, names: list[str], quantization: str | None):
+        super().__init__(model, base)
+        self.lora, self.names, self.quantization = lora, names, quantization
+
+    def weights(self) -> Tensors:
+        """Both factors of each adapter, by PEFT's names."""
+        named = {}
+        for name in self.names:
+            layer = self.model.get_submodule(name)
+            named[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A.detach()
+            named[f"{_PREFIX}{name}.lora_B.weight"] = layer.lora_B.detach()
+        return named
+
+    def settings(self) -> dict:
+        """`adapter_config.json` as PEFT reads it."""
+        return {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": (self.base or {}).get("name"),
+            "revision": None, "r": self.lora.rank, "lora_alpha": self.lora.alpha, "lora_dropout": self.lora.dropout,
+            "target_modules": targets.suffixes(self.model, self.names), "bias": "none", "fan_in_fan_out": False,
+            "init_lora_weights": True, "inference_mode": True, "modules_to_save": None,
+        }  # fmt: skip
