@@ -1,5 +1,6 @@
 """The documents stay true: every command in them is run, every link leads somewhere, the tree is the tree."""
 
+import json
 import os
 import re
 import shutil
@@ -80,6 +81,22 @@ def test_the_tree_in_the_readme_names_what_exists():
     assert top <= set(re.findall(r"^  ([a-z]+)/", "\n".join(block), flags=re.M))
 
 
+def make_conversations(path: Path, count: int = 120) -> None:
+    """Write JSONL of conversations with one answer or two, from two sources, each in a group of its own."""
+    answers = [f"{number} * 7 is {number * 7}." for number in range(count)]
+    records = (
+        {"messages": [_said("user", f"What is {number} times 7?"), _said("assistant", answer),
+                      *([_said("user", "Say it again."), _said("assistant", answer)] if number % 3 == 0 else [])],
+         "source": f"sums-{number % 2}", "group": str(number)}
+        for number, answer in enumerate(answers)
+    )  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _said(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A clone's worth of files to run in, with a data root of its own and the machine's own cache of llama.cpp."""
@@ -92,6 +109,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         copy(source, work / name)
     (work / ".venv").symlink_to(REPOSITORY / ".venv")
     make_records(work / "my.jsonl", 120)
+    make_conversations(work / "chat.jsonl")
     (root / "cache").mkdir()
     if (REAL_CACHE / "llama.cpp").exists():
         (root / "cache" / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")

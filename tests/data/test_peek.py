@@ -101,6 +101,16 @@ def test_without_a_tokenizer_the_unit_is_the_byte(chat, capsys):
     assert json.loads(out)["unit"] == "bytes" and "user: question" in err
 
 
+def test_a_split_that_gives_no_tokens_is_shown_as_records(look, tmp_path, capsys):
+    (tmp_path / "long").mkdir()
+    values = [talk("q", "a" + str(i)) | {"split": ("train", "test")[i % 2]} for i in range(6)]
+    values += [talk("q " * 90, "a") | {"split": "validation"}]
+    data = make_dataset(tmp_path / "long", values)
+    options = ["--tokenizer", str(look.tokenizer.folder), "--split", "validation", "--seq-len", "64", "--at", "1"]
+    assert main(["data-peek", str(data.folder), *options]) == 0
+    assert "it gives no tokens under these settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [(["--at", "9999"], "no such record"), (["--split", "test_postcutoff"], "no test_postcutoff split"),

@@ -156,6 +156,13 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     assert samples == [] and encoder.counts["too_long"] == 1
 
 
+def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
+    """B19: 96 trained tokens that are all of the first answer do not keep a record."""
+    value = talk("q", "z9 " * 100, "r", "last")
+    samples, encoder = encode(tokenizer, dataclasses.replace(ANSWERS, seq_len=200, overlong="left"), value)
+    assert samples == [] and encoder.counts["too_long"] == 1
+
+
 def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     """B21: the prompt is cut, the completion and its end stay."""
     value = {"prompt": "p " * 50 + "last", "completion": "done"}
@@ -213,8 +220,18 @@ def test_tokens_that_would_train_nothing_are_refused(tokenizer, chat):
     data = chat(*(talk("q " * 40 + str(i), "a") for i in range(30)))
     with pytest.raises(UserError, match="nothing is left to train on") as caught:
         tokens.tokenize(data, tokenizer, dataclasses.replace(ANSWERS, seq_len=16))
-    assert "too long" in caught.value.found and "data.seq_len" in caught.value.next_command
+    assert "25 too long" in caught.value.found and "data.seq_len=16" in caught.value.expected
+    assert "data.overlong=left" in caught.value.next_command
     assert not list(data.folder.glob("tokens/*/manifest.json"))
+
+
+def test_a_split_whose_records_are_all_left_out_is_empty_and_opens(tokenizer, chat):
+    long = [talk("q " * 80 + str(i), "a") | {"split": "validation"} for i in range(3)]
+    rest = [talk(f"q{i}", "a") | {"split": ("train", "test")[i % 2]} for i in range(20)]
+    folder = tokens.tokenize(chat(*rest, *long), tokenizer, ANSWERS)
+    split = tokens.open_split(folder, "validation")
+    assert split.num_documents == len(split.tokens) == len(split.trained) == len(split.records) == 0
+    assert split.offsets.tolist() == [0] and split.manifest["splits"]["validation"]["left_out"]["too_long"] == 3
 
 
 def test_tokens_that_would_train_every_prompt_are_refused(tokenizer, chat):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training.core.errors import UserError
+from training.data.supervision import lever
 from training.tokenizer.template import Template
 
 _THINK_END = re.compile(r"</think>\s*")
@@ -97,7 +98,7 @@ class Renderer:
                 "the chat template rewrites answers, so that what an assistant says cannot be told from its prompt",
                 where="the chat template", found="an answer that is cut, changed or left out",
                 expected="answers that are printed as they stand, or {% generation %} marks",
-                next_command="the same command with data.loss_on=all in ARGS",
+                next_command=lever("loss_on", "all"),
             )  # fmt: skip
         return [(min(found[2 * number]), max(found[2 * number + 1])) for number in range(len(turns))]
 
@@ -130,7 +131,7 @@ class Renderer:
         raise UserError(
             "the chat template does not end an assistant's turn", where="the chat template",
             found=f"{text[last : last + 20]!r} behind an answer", expected="a control token, which is trained",
-            next_command="the same command with data.loss_on=all in ARGS",
+            next_command=lever("loss_on", "all"),
         )  # fmt: skip
 
 

@@ -96,7 +96,8 @@ class Peek:
             return None
         if self.tokens.trained is None:
             return self.lengths - int(self.tokenizer.bos_id is not None)
-        return np.add.reduceat(self.tokens.trained, self.tokens.offsets[:-1].astype(np.int64), dtype=np.int64)
+        counts = np.concatenate([[0], np.cumsum(self.tokens.trained, dtype=np.int64)])
+        return np.diff(counts[self.tokens.offsets.astype(np.int64)])
 
     def longest(self, count: int) -> list[tuple[str, int]]:
         """The longest records: place and length, the longest first."""

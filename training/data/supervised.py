@@ -16,7 +16,7 @@ import numpy as np
 from training.core.errors import UserError
 from training.data import record
 from training.data.chat import Renderer
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.template import Template
 
@@ -70,7 +70,7 @@ class Encoder:
     def _control_texts(self) -> list[str]:
         return [text for text in self.tokenizer.specials if text]
 
-    def _leave_out(self, reason: str, line: int, value: dict, found: str, expected: str, lever: str = "") -> None:
+    def _leave_out(self, reason: str, line: int, value: dict, found: str, expected: str, way_out: str = "") -> None:
         """Count a record that cannot be used. Raises UserError where the settings refuse it."""
         self.counts[reason] += 1
         policy = self.settings.overlong if reason == _TOO_LONG else self.settings.on_error
@@ -79,7 +79,7 @@ class Encoder:
             raise UserError(
                 f"a record cannot be trained on ({reason.replace('_', ' ')})",
                 where=f"{self.place}:{line + 1}{named}", found=found, expected=expected,
-                next_command=lever or "the same command with data.on_error=drop in ARGS",
+                next_command=way_out or lever("on_error", "drop"),
             )  # fmt: skip
 
     def _encoded(self, batch: list[tuple[int, dict]]) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict]]:
@@ -156,8 +156,8 @@ class Encoder:
             ids, trained = self._shortened(ids, trained, value)
         if len(ids) > self.settings.seq_len:
             found = f"{len(ids)} tokens, {int(trained.sum())} of them trained"
-            lever = f"the same command with data.seq_len={len(ids)} or data.overlong=left in ARGS"
-            self._leave_out(_TOO_LONG, line, value, found, f"at most data.seq_len={self.settings.seq_len}", lever)
+            expected = f"at most data.seq_len={self.settings.seq_len}; or data.overlong=left or drop"
+            self._leave_out(_TOO_LONG, line, value, found, expected, lever("seq_len", len(ids)))
             return None
         if not trained.any():
             self._leave_out(_UNTRAINED, line, value, "no label", "an assistant's answer to train on")
@@ -169,20 +169,19 @@ class Encoder:
         self.counts[_SHORTENED] += 1
         if self.form == "messages":
             ids, trained = self._shorter_conversation(ids, trained, value["messages"])
-        over = len(ids) - self.settings.seq_len
-        if over <= 0:
-            return ids, trained
-        start = int(np.argmax(trained)) if self.settings.loss_on != "all" else 0
-        has_bos = int(len(ids) > 0 and ids[0] == self.tokenizer.bos_id)
-        if self.form != "messages":
-            cut = min(over, max(0, start - has_bos))
-            ids, trained = (np.delete(one, slice(has_bos, has_bos + cut)) for one in (ids, trained))
-            start -= cut
-        answer = int(trained.sum())
+        else:
+            ids, trained = self._without_prompts_start(ids, trained)
         limit = self.settings.seq_len
-        if len(ids) > limit and limit - start >= min(KEPT_ANSWER_TOKENS, answer):
+        start, end = _last_answer(trained)
+        if len(ids) > limit and limit - start >= min(KEPT_ANSWER_TOKENS, end - start):
             ids, trained = ids[:limit], trained[:limit]
         return ids, trained
+
+    def _without_prompts_start(self, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take from the left of a prompt what is too much, behind the BOS; a prompt that is trained too stays."""
+        first = int(len(ids) > 0 and ids[0] == self.tokenizer.bos_id)
+        cut = slice(first, first + min(len(ids) - self.settings.seq_len, max(0, int(np.argmax(trained)) - first)))
+        return np.delete(ids, cut), np.delete(trained, cut)
 
     def _shorter_conversation(
         self, ids: np.ndarray, trained: np.ndarray, messages: list[dict]
@@ -204,6 +203,8 @@ class Encoder:
     def _cut(self, content: str, over_tokens: int) -> str:
         """A text without its last tokens, and a mark where they were."""
         ids = self.tokenizer.encode_plain([content, _CUT])
+        if len(ids[0]) <= len(ids[1]):
+            return content
         kept = max(0, len(ids[0]) - over_tokens - len(ids[1]) - 1)
         return self.tokenizer.decode(ids[0][:kept].tolist()).rstrip("\ufffd") + _CUT if kept else _CUT
 
@@ -224,5 +225,12 @@ def _has_tools(value: dict) -> bool:
 
 
 def _without_tail(ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    last = len(trained) - int(np.argmax(trained[::-1])) if trained.any() else len(trained)
-    return ids[:last], trained[:last]
+    end = _last_answer(trained)[1]
+    return ids[:end], trained[:end]
+
+
+def _last_answer(trained: np.ndarray) -> tuple[int, int]:
+    """Where the last run of labels begins and ends."""
+    end = len(trained) - int(np.argmax(trained[::-1]))
+    before = np.flatnonzero(trained[:end] == 0)
+    return (int(before[-1]) + 1 if len(before) else 0), end

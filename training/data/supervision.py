@@ -46,3 +46,8 @@ class Settings:
     def key(self, template: str | None) -> dict:
         """What of it, with the chat template, decides the tokens."""
         return {**asdict(self), "template": files.sha256_json(template)}
+
+
+def lever(name: str, value: object) -> str:
+    """The way out that a setting is: as a recipe's key, and as the option of a command that takes no recipe."""
+    return f"the same command with data.{name}={value} in ARGS (--{name.replace('_', '-')} {value} without a recipe)"

@@ -24,7 +24,7 @@ from training.core.units import format_count
 from training.data import supervised
 from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import Dataset
-from training.data.supervision import Settings
+from training.data.supervision import Settings, lever
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.measure import batches
 
@@ -85,7 +85,10 @@ class TokenSplit:
     def _map(self, part: str, dtype: str) -> "np.ndarray":
         import numpy as np
 
-        return np.memmap(self.folder / f"{self.split}.{part}.bin", dtype=dtype, mode="r")
+        path = self.folder / f"{self.split}.{part}.bin"
+        if path.stat().st_size == 0:  # every record was left out; an empty file cannot be mapped
+            return np.empty(0, dtype)
+        return np.memmap(path, dtype=dtype, mode="r")
 
 
 def open_split(folder: Path, split: str) -> TokenSplit:
@@ -201,14 +204,14 @@ def _require_labels(splits: dict[str, dict], dataset: Dataset, settings: Setting
         raise UserError(
             "nothing is left to train on", where=dataset.reference, found=why or "no record in train",
             expected=f"records of at most data.seq_len={settings.seq_len} tokens with an answer",
-            next_command="the same command with data.overlong=left or a larger data.seq_len in ARGS",
+            next_command=lever("overlong", "left"),
         )  # fmt: skip
     if settings.loss_on != "all" and train["trained_tokens"] >= train["tokens"] - train["documents"]:
         raise UserError(
             "every token would be trained, the prompts too", where=dataset.reference,
             found=f"{train['trained_tokens']} of {train['tokens']} tokens",
             expected=f"answers alone, as data.loss_on={settings.loss_on} says",
-            next_command="the same command with data.loss_on=all in ARGS, if that is meant",
+            next_command=lever("loss_on", "all"),
         )  # fmt: skip
     if settings.loss_on != "assistant" and train["several_answers"]:
         _logger.warning(
