@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG BASE INPUT DATASET RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -80,7 +80,11 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: data-prepare data-peek tokenizer-train
+.PHONY: base-fetch data-prepare data-peek tokenizer-train
+base-fetch: setup ## Fetch a pinned base model, hashes checked. BASE=name (ARGS="--pin" or "--from DIR")
+	$(call need,BASE,make base-fetch BASE=smollm2-135m-instruct)
+	@$(TRAINYARD) base-fetch "$$BASE" $(ARGS)
+
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 

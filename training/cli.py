@@ -30,7 +30,16 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "recipe", "runs", "verify"),
-    "Prepare": ("data-prepare", "data-peek", "tokenizer-train", "memfit", "bench-memfit", "bench", "check"),
+    "Prepare": (
+        "base-fetch",
+        "data-prepare",
+        "data-peek",
+        "tokenizer-train",
+        "memfit",
+        "bench-memfit",
+        "bench",
+        "check",
+    ),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,22 @@ def _base(name: str, values: dict) -> Base:
     return Base(
         name, values["source"], values.get("revision"), values["licence"], values.get("files", {}), values["config"]
     )  # fmt: skip
+
+
+def write_pins(base: Base, path: Path = FILE) -> None:
+    """Write a base's revision and hashes into the file of bases, whose other lines and comments stay as they are."""
+    lines = path.read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"{base.name}:")) + 1
+    last = next((i for i in range(first, len(lines)) if re.match(r"[^\s#]", lines[i])), len(lines))
+    kept, inside = [], False
+    for line in lines[first:last]:
+        if re.match(r"  \S", line):
+            inside = line.startswith(("  files:", "  revision:"))
+        if not inside:
+            kept.append(line)
+    pins = [f"  revision: {json.dumps(base.revision)}\n", "  files:\n"]
+    pins += [f"    {json.dumps(name)}: {digest}\n" for name, digest in base.files.items()]
+    files.write_text(path, "".join([*lines[:first], *pins, *kept, *lines[last:]]))
 
 
 def _told(hashes: dict[str, str]) -> str:
