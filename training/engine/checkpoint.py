@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.core import files, version
-from training.core.errors import IntegrityError
 from training.engine.optimizer import load_state_tensors, state_tensors
 from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
@@ -93,29 +92,9 @@ def _generators() -> dict[str, torch.Tensor]:
     return states
 
 
-def load_weights(folder: Path, trainee: Trainee) -> None:
-    """Load a checkpoint's weights strictly. Raises IntegrityError naming keys that are missing or extra."""
-    path = folder / trainee.weights_file
-    weights, own = load_file(path), trainee.weights()
-    if weights.keys() != own.keys():
-        wrong = sorted(weights.keys() ^ own.keys())
-        raise IntegrityError(
-            "a checkpoint's tensors are not the model's", where=path,
-            found=f"{len(wrong)} names differ: {', '.join(wrong[:3])}", expected=f"{len(own)} tensors by name",
-        )  # fmt: skip
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            if own[name].shape != tensor.shape:
-                raise IntegrityError(
-                    "a tensor has another shape", where=f"{folder}: {name}",
-                    found=tuple(tensor.shape), expected=tuple(own[name].shape),
-                )  # fmt: skip
-            own[name].copy_(tensor)
-
-
 def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer) -> TrainState:
     """Load weights, optimizer, generators and state; the generators come last, right before the next draw."""
-    load_weights(folder, trainee)
+    trainee.load(folder)
     state_folder = folder / "state"
     load_state_tensors(trainee.model, optimizer, load_file(state_folder / "optimizer.safetensors"))
     state = TrainState.from_json(files.read_json(state_folder / "state.json"))

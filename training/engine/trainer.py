@@ -89,7 +89,8 @@ class Trainer(loop.Hooks):
             return state
         self._require_nothing_trained()
         plan, planned_by = loop.first_plan(self.recipe, num_rows)
-        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows)
+        begun = registry.of(self.recipe.method).begin(self.recipe, self.trainee)
+        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **begun)
         return checkpoint.TrainState(plan, planned_by)
 
     def _require_nothing_trained(self) -> None:

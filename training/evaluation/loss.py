@@ -12,7 +12,7 @@ from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
 from training.data import tokens
-from training.engine import checkpoint, device
+from training.engine import device
 from training.engine.inputs import Inputs, resolve_inputs, rows_of
 from training.evaluation import unigram
 from training.objectives import registry
@@ -76,7 +76,7 @@ def _measure(folder: Path, resolved: Resolved, inputs: Inputs, split: str) -> Sc
         raise UserError("the split is empty", where=inputs.shards, found=split, expected="at least one document")
     method = registry.of(resolved.recipe.method)
     trainee = method.build(resolved.recipe, inputs.tokenizer, where.torch_device, where.dtype)
-    checkpoint.load_weights(folder, trainee)
+    trainee.load(folder)
     with Progress(f"evaluate {folder.name} on {split}", rows.num_rows, "row") as progress:
         return measure(trainee.model, rows, np.arange(rows.num_rows), MICRO_BATCH, progress.advance)
 

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from training.objectives import targets
+from training.objectives.adapter_source import SETTINGS, WEIGHTS
 from training.objectives.trainee import Tensors, Trainee
 from training.recipe.model import Lora
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-WEIGHTS = "adapter_model.safetensors"
-SETTINGS = "adapter_config.json"
 _PREFIX = "base_model.model."
 
 

@@ -99,6 +99,10 @@ class Method(abc.ABC):
         Raises IntegrityError where a base has changed.
         """
 
+    def begin(self, recipe: Recipe, trainee: Trainee) -> dict:
+        """Take over what a fresh run begins with beyond its base; returns what the run's first event says of it."""
+        return {}
+
     @abc.abstractmethod
     def imagine(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Trainee:
         """A model of the same step with weights of no meaning, for a look at its memory: nothing is read from disk."""

@@ -6,7 +6,12 @@ engine's.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file
+
+from training.core.errors import IntegrityError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -32,6 +37,26 @@ class Trainee:
             for name in getattr(self.model, "_tied_weights_keys", None) or ():
                 named.pop(name, None)
         return named
+
+    def load(self, folder: Path) -> None:
+        """Load what was saved, strictly. Raises IntegrityError naming what is missing, extra or of another shape."""
+        path = folder / self.weights_file
+        weights, own = load_file(path), self.weights()
+        if weights.keys() != own.keys():
+            wrong = sorted(weights.keys() ^ own.keys())
+            raise IntegrityError(
+                "a checkpoint's tensors are not the model's", where=path,
+                found=f"{len(wrong)} names differ: {', '.join(wrong[:3])}", expected=f"{len(own)} tensors by name",
+            )  # fmt: skip
+        for name, tensor in weights.items():
+            if own[name].shape != tensor.shape:
+                raise IntegrityError(
+                    "a tensor has another shape", where=f"{folder}: {name}", found=tuple(tensor.shape),
+                    expected=tuple(own[name].shape),
+                )  # fmt: skip
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
 
     def settings(self) -> dict:
         """What of the model lies beside its weights."""

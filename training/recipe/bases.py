@@ -74,8 +74,9 @@ class Base:
         return manifest
 
 
-def load(path: Path = FILE) -> dict[str, Base]:
+def load(path: Path | None = None) -> dict[str, Base]:
     """Read every base. Raises Problems with all that is wrong in the file."""
+    path = path or FILE
     nodes, problems = parse(path.read_bytes(), show(path))
     schema = json.loads(_SCHEMA.read_text())
     reading = Reader(schema, lambda line: Origin("file", path, line)).read(nodes)
@@ -104,9 +105,9 @@ def _base(name: str, values: dict) -> Base:
     )  # fmt: skip
 
 
-def write_pins(base: Base, path: Path = FILE) -> None:
+def write_pins(base: Base) -> None:
     """Write a base's revision and hashes into the file of bases, whose other lines and comments stay as they are."""
-    lines = path.read_text().splitlines(keepends=True)
+    lines = FILE.read_text().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if line.startswith(f"{base.name}:")) + 1
     last = next((i for i in range(first, len(lines)) if re.match(r"[^\s#]", lines[i])), len(lines))
     kept, inside = [], False
@@ -117,7 +118,7 @@ def write_pins(base: Base, path: Path = FILE) -> None:
             kept.append(line)
     pins = [f"  revision: {json.dumps(base.revision)}\n", "  files:\n"]
     pins += [f"    {json.dumps(name)}: {digest}\n" for name, digest in base.files.items()]
-    files.write_text(path, "".join([*lines[:first], *pins, *kept, *lines[last:]]))
+    files.write_text(FILE, "".join([*lines[:first], *pins, *kept, *lines[last:]]))
 
 
 def _told(hashes: dict[str, str]) -> str:

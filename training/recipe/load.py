@@ -43,6 +43,13 @@ class Resolved:
         origins = {key: _DEFAULT for key, _ in schemas.leaves(schemas.recipe_schema())}
         return _resolve(Reading(deepcopy(values), origins), path)
 
+    def changed(self, values: dict[str, object], origin: Origin) -> Resolved:
+        """The recipe with other values at some dotted keys, which came from `origin`. Raises Problems."""
+        reading = Reading(deepcopy(self.values), dict(self.origins))
+        for key, value in values.items():
+            _merge(reading, Reading(_nested(key, value), {key: origin}))
+        return _resolve(reading, self.path)
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     """Read and resolve a recipe; `overrides` are `dotted.key=value`. Raises Problems with everything that is wrong."""
