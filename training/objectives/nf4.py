@@ -27,6 +27,7 @@ def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> No
         packed.weight = bnb.nn.Params4bit(
             linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True, module=packed
         ).to(device)
+        packed.support_avx512bf16_for_cpu = False  # it repacks a matrix when it evaluates, for another product
         if linear.bias is not None:
             packed.bias = torch.nn.Parameter(linear.bias.data.to(device), requires_grad=False)
         targets.replace(model, name, packed)

@@ -157,7 +157,7 @@ class Recipe:
     @classmethod
     def build(cls, values: dict, config_path: Path | None = None) -> "Recipe":
         """Build a recipe from resolved values; `config_path` is `model.config` made absolute."""
-        built = {key: _section(key, value) for key, value in values.items() if key in _SECTIONS}
+        built = {key: section(key, value) for key, value in values.items() if key in _SECTIONS}
         built.setdefault("lora", None)
         built["model"] = Model(values["model"]["base"], values["model"]["arch"], config_path)
         own = {field.name for field in fields(cls)}
@@ -165,7 +165,8 @@ class Recipe:
         return cls(name=values["name"], method=values["method"], sections=others, **built)
 
 
-def _section(key: str, values: dict | None) -> object:
+def section(key: str, values: dict | None) -> object:
+    """Build a section of plain values; None stays None."""
     if values is None:
         return None
     converted = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
