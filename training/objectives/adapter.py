@@ -50,9 +50,43 @@ class Adapted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.base(x)
-        own = nn.functional.dropout(x.to(self.lora_A.dtype), self.dropout, self.training)
-        added = nn.functional.linear(nn.functional.linear(own, self.lora_A), self.lora_B) * self.scale
-        return (out + added).to(out.dtype)
+        keep, scale = None, self.scale
+        if self.training and self.dropout > 0:
+            keep = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - self.dropout)
+            scale /= 1 - self.dropout
+        return out.add_(_LowRank.apply(x, self.lora_A, self.lora_B, keep, scale))
+
+
+class _LowRank(torch.autograd.Function):
+    """scale B A (keep x): of its input it keeps the tensor itself, which neighbours share, and a byte for each drop.
+
+    What is cast and dropped is made again for the backward pass, so an adapter keeps no copy of its input.
+    """
+
+    @staticmethod
+    def forward(ctx, x, a_RD, b_OR, keep, scale):
+        low = nn.functional.linear(_kept(x, keep, a_RD.dtype), a_RD) * scale
+        ctx.save_for_backward(x, a_RD, b_OR, keep, low)
+        ctx.scale = scale
+        return nn.functional.linear(low, b_OR)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, a_RD, b_OR, keep, low = ctx.saved_tensors
+        flat_NO, low_NR = grad.flatten(0, -2), low.flatten(0, -2)
+        grad_b_OR = flat_NO.T @ low_NR
+        grad_low_NR = flat_NO @ b_OR * ctx.scale
+        grad_a_RD = grad_low_NR.T @ _kept(x, keep, a_RD.dtype).flatten(0, -2)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad_low_NR @ a_RD).view(x.shape)
+            grad_x = (grad_x if keep is None else grad_x.mul_(keep)).to(x.dtype)
+        return grad_x, grad_a_RD, grad_b_OR, None, None
+
+
+def _kept(x: torch.Tensor, keep: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    x = x.to(dtype)
+    return x if keep is None else x * keep
 
 
 def attach(model: nn.Module, lora: Lora, adapter_dtype: str) -> list[str]:

@@ -33,8 +33,8 @@ def trained_nats(model: torch.nn.Module, tensors: Tensors, chunk: int = 0) -> to
     if getattr(model, WHOLE_LOGITS, False):
         logits_NV = model(**inputs).logits.flatten(0, 1).index_select(0, tensors["trained_N"])
         return torch.nn.functional.cross_entropy(logits_NV.float(), tensors["labels_N"], reduction="sum")
-    hidden_BTD = model.base_model(**inputs).last_hidden_state
-    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tensors["trained_N"])
+    # in one expression, so that the other positions' states are gone before there are logits
+    hidden_ND = model.base_model(**inputs).last_hidden_state.flatten(0, 1).index_select(0, tensors["trained_N"])
     return summed_nats(logits_of(model), hidden_ND, tensors["labels_N"], chunk)
 
 
