@@ -8,7 +8,9 @@ from training.objectives import adapter_source
 from training.objectives.tuning import Tuning
 from training.recipe import bases
 from training.recipe.load import Resolved
+from training.recipe.model import Recipe
 from training.recipe.reading import Origin
+from training.tokenizer.artifact import Tokenizer
 
 
 class Adapters(Tuning):
@@ -28,6 +30,18 @@ class Adapters(Tuning):
             )  # fmt: skip
         where = Origin(f"the adapter in {paths.for_people(source.folder)}")
         return resolved.changed({f"lora.{name}": value for name, value in source.values.items()}, where)
+
+    def require_tokenizer(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        """Also refuse tokens beyond the base's rows: an adapter would leave their rows as they begin."""
+        super().require_tokenizer(recipe, tokenizer)
+        num_rows = bases.find(recipe.model.base).config["vocab_size"]
+        if tokenizer.vocab_size > num_rows:
+            raise UserError(
+                "an adapter does not train the rows of new tokens", where="tokenizer.path",
+                found=f"{tokenizer.vocab_size - num_rows} tokens beyond the base's {num_rows} rows",
+                expected="the base's own tokens, or every weight trained",
+                next_command="the same command with method=full in ARGS, and no lora section",
+            )  # fmt: skip
 
     def begin(self, recipe, trainee):
         """Take the weights of the adapter that the recipe goes on from."""
