@@ -206,7 +206,8 @@ class Trainer(loop.Hooks):
             "trained_seconds": round(state.trained_seconds, 2),
             "tokens_per_second": round(state.trained_tokens / max(state.trained_seconds, 1e-9), 1),
             "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,
-            "weights": self.trainee.weights_file, "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
+            "weights": self.trainee.weights_file,
+            "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
             "peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"],
         }  # fmt: skip
         files.write_json(self.folder.path / "summary.json", summary)

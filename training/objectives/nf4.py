@@ -32,6 +32,9 @@ def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> No
             packed.bias = torch.nn.Parameter(linear.bias.data.to(device), requires_grad=False)
         targets.replace(model, name, packed)
         linear.weight = None  # the plain matrix goes at once
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dtype != torch.uint8 and tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()  # else one of them would keep the whole file mapped
 
 
 def _bitsandbytes(device: torch.device):
