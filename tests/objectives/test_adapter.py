@@ -24,8 +24,8 @@ def lora(**changes) -> Lora:
 def adapted(settings: Lora, dtype: str = "fp32", model=None) -> adapter.AdapterTrainee:
     model = model or tiny_llama()
     torch.manual_seed(3)
-    names = adapter.attach(model, settings, dtype)
-    return adapter.AdapterTrainee(model, {"name": "tiny"}, settings, names, None)
+    names = adapter.attach(model, settings, adapter.DTYPES[dtype])
+    return adapter.AdapterTrainee(model, {"name": "tiny"}, settings, names)
 
 
 def filled(trainee: adapter.AdapterTrainee) -> adapter.AdapterTrainee:

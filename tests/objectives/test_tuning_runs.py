@@ -101,7 +101,7 @@ def test_an_adapter_goes_on_with_its_own_shape(world: Path):
     """R9: rank, alpha and targets are the adapter's, whatever the recipe says; its weights are where it begins."""
     _, first = train(world / "lora.yaml", "lora.rank=3", "lora.alpha=5", "lora.targets=attention")
     best = list(read_events(first.path, "validation"))[-1]["eval/loss_nats"]
-    for reference in (first.id, str(first.step_folder(8))):
+    for reference in ("latest", first.id, str(first.step_folder(8))):
         code, second = train(world / "lora.yaml", f"lora.from={reference}", "stop.max_steps=2")
         assert code == 0
         settings = files.read_json(second.step_folder(2) / "adapter_config.json")

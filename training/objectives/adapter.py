@@ -16,6 +16,7 @@ from torch import nn
 
 from training.objectives import targets
 from training.objectives.adapter_source import SETTINGS, WEIGHTS
+from training.objectives.trained_rows import TrainedRows
 from training.objectives.trainee import Tensors, Trainee
 from training.recipe.model import Lora
 
@@ -89,12 +90,12 @@ def _kept(x: torch.Tensor, keep: torch.Tensor | None, dtype: torch.dtype) -> tor
     return x if keep is None else x * keep
 
 
-def attach(model: nn.Module, lora: Lora, adapter_dtype: str) -> list[str]:
+def attach(model: nn.Module, lora: Lora, dtype: torch.dtype) -> list[str]:
     """Freeze a model and put a drawn adapter beside each target, in place; returns the targets' names."""
     names = targets.find(model, lora.targets)
     targets.frozen(model)
     for name in names:
-        layer = Adapted(model.get_submodule(name), lora, DTYPES[adapter_dtype])
+        layer = Adapted(model.get_submodule(name), lora, dtype)
         layer.draw()
         targets.replace(model, name, layer)
     return names
@@ -105,18 +106,21 @@ class AdapterTrainee(Trainee):
 
     weights_file, settings_file = WEIGHTS, SETTINGS
 
-    def __init__(self, model: nn.Module, base: dict | None, lora: Lora, names: list[str], quantization: str | None):
+    def __init__(
+        self, model: nn.Module, base: dict | None, lora: Lora, names: list[str], rows: TrainedRows | None = None,
+        quantization: str | None = None,
+    ):  # fmt: skip
         super().__init__(model, base)
-        self.lora, self.names, self.quantization = lora, names, quantization
+        self.lora, self.names, self.rows, self.quantization = lora, names, rows, quantization
 
     def weights(self) -> Tensors:
-        """Both factors of each adapter, by PEFT's names."""
+        """Both factors of each adapter, and the rows of added tokens, by PEFT's names."""
         named = {}
         for name in self.names:
             layer = self.model.get_submodule(name)
             named[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A.detach()
             named[f"{_PREFIX}{name}.lora_B.weight"] = layer.lora_B.detach()
-        return named
+        return named | (self.rows.weights() if self.rows else {})
 
     def settings(self) -> dict:
         """`adapter_config.json` as PEFT reads it."""
@@ -125,4 +129,5 @@ class AdapterTrainee(Trainee):
             "revision": None, "r": self.lora.rank, "lora_alpha": self.lora.alpha, "lora_dropout": self.lora.dropout,
             "target_modules": targets.suffixes(self.model, self.names), "bias": "none", "fan_in_fan_out": False,
             "init_lora_weights": True, "inference_mode": True, "modules_to_save": None,
+            **(self.rows.settings() if self.rows else {}),
         }  # fmt: skip

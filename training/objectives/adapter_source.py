@@ -15,7 +15,7 @@ from training.runs.folder import resolve_checkpoint
 WEIGHTS = "adapter_model.safetensors"
 SETTINGS = "adapter_config.json"
 _UNKNOWN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "fan_in_fan_out",
-            "layers_to_transform", "trainable_token_indices")  # fmt: skip
+            "layers_to_transform")  # fmt: skip
 """What PEFT may have set that would make the adapter another one than its rank, alpha and targets say."""
 
 
@@ -23,6 +23,7 @@ _UNKNOWN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_
 class Source:
     """Where an adapter lies, and what of the recipe it decides."""
 
+    reference: str  # what will mean the same later: `latest` is a run by its id
     folder: Path
     rank: int
     alpha: float
@@ -32,7 +33,7 @@ class Source:
     @property
     def values(self) -> dict[str, object]:
         """The keys of the recipe's `lora` section that count as the adapter has them."""
-        return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}
+        return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets, "from": self.reference}
 
 
 def find(reference: str) -> Source:
@@ -40,6 +41,7 @@ def find(reference: str) -> Source:
     folder = Path(reference)
     if not (folder / SETTINGS).is_file():
         folder = resolve_checkpoint(reference)
+        reference = folder.parents[1].name if reference == "latest" else reference
     if not (folder / SETTINGS).is_file():
         raise UserError(
             "no adapter lies there", where="lora.from", found=folder, expected=f"a folder with {SETTINGS} and {WEIGHTS}"
@@ -60,7 +62,9 @@ def find(reference: str) -> Source:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError("no shape of an adapter", where=folder / SETTINGS, found=error, expected="r, lora_alpha and "
                         "target_modules") from error  # fmt: skip
-    return Source(folder, rank, alpha, _targets(folder, wanted), (manifest.get("base") or {}).get("weights_sha256"))
+    return Source(
+        reference, folder, rank, alpha, _targets(folder, wanted), (manifest.get("base") or {}).get("weights_sha256")
+    )
 
 
 def _targets(folder: Path, wanted: object) -> list[str] | str:

@@ -28,6 +28,11 @@ def require_extension(recipe: Recipe, tokenizer: Tokenizer) -> None:
         )  # fmt: skip
 
 
+def num_added(recipe: Recipe, tokenizer: Tokenizer) -> int:
+    """How many tokens a tokenizer has beyond its base's."""
+    return tokenizer.vocab_size - artifact.load(bases.find(recipe.model.base).folder).vocab_size
+
+
 def _entries(folder) -> dict[str, int]:
     content = files.read_json(folder / artifact.TOKENIZER)
     return content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", [])}

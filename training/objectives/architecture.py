@@ -29,9 +29,10 @@ def random(recipe: Recipe, tokenizer: Tokenizer) -> torch.nn.Module:
     return _of_config(recipe, specials | {"attention_dropout": 0.0}, torch.float32)
 
 
-def blank(recipe: Recipe, dtype: torch.dtype) -> torch.nn.Module:
+def blank(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """Build the model that a recipe names, by its configuration alone, with weights of no meaning."""
-    return _of_config(recipe, {}, dtype)
+    model = _of_config(recipe, {}, dtype)
+    return model if device.type == "cpu" else model.to(device)  # fake tensors on the CPU cannot be moved
 
 
 def _of_config(recipe: Recipe, extra: dict, dtype: torch.dtype) -> torch.nn.Module:

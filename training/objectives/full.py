@@ -19,7 +19,7 @@ class Full(Tuning):
         from training.objectives import architecture
         from training.objectives.trainee import Trainee
 
-        return Trainee(architecture.blank(recipe, dtype).to(device))
+        return Trainee(architecture.blank(recipe, device, dtype))
 
 
 METHODS = {"full": Full("full")}

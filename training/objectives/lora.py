@@ -8,9 +8,7 @@ from training.objectives import adapter_source
 from training.objectives.tuning import Tuning
 from training.recipe import bases
 from training.recipe.load import Resolved
-from training.recipe.model import Recipe
 from training.recipe.reading import Origin
-from training.tokenizer.artifact import Tokenizer
 
 
 class Adapters(Tuning):
@@ -31,18 +29,6 @@ class Adapters(Tuning):
         where = Origin(f"the adapter in {paths.for_people(source.folder)}")
         return resolved.changed({f"lora.{name}": value for name, value in source.values.items()}, where)
 
-    def require_tokenizer(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
-        """Also refuse tokens beyond the base's rows: an adapter would leave their rows as they begin."""
-        super().require_tokenizer(recipe, tokenizer)
-        num_rows = bases.find(recipe.model.base).config["vocab_size"]
-        if tokenizer.vocab_size > num_rows:
-            raise UserError(
-                "an adapter does not train the rows of new tokens", where="tokenizer.path",
-                found=f"{tokenizer.vocab_size - num_rows} tokens beyond the base's {num_rows} rows",
-                expected="the base's own tokens, or every weight trained",
-                next_command="the same command with method=full in ARGS, and no lora section",
-            )  # fmt: skip
-
     def begin(self, recipe, trainee):
         """Take the weights of the adapter that the recipe goes on from."""
         if recipe.lora.from_ is None:
@@ -54,28 +40,31 @@ class Adapters(Tuning):
     def build(self, recipe, tokenizer, device, dtype):
         import torch
 
-        from training.objectives import base
+        from training.objectives import added_rows, base
 
         model, record = base.load(recipe, tokenizer, device, dtype)
         torch.manual_seed(recipe.seeds.train)
-        return self._adapted(recipe, model, record)
+        added = added_rows.num_added(recipe, tokenizer)
+        return self._adapted(recipe, model, record, (tokenizer.vocab_size - added, added))
 
     def imagine(self, recipe, device, dtype):
         from training.objectives import architecture
 
-        model = architecture.blank(recipe, dtype).to(device)
+        model = architecture.blank(recipe, device, dtype)
         if recipe.memory.weights == "nf4":
             from training.objectives import nf4
 
             nf4.pack(model, device, dtype)
-        return self._adapted(recipe, model, None)
+        return self._adapted(recipe, model, None, (0, 0))
 
-    def _adapted(self, recipe, model, record):
-        from training.objectives import adapter
+    def _adapted(self, recipe, model, record, added: tuple[int, int]):
+        from training.objectives import adapter, trained_rows
 
-        names = adapter.attach(model, recipe.lora, recipe.memory.adapter_dtype)
+        dtype = adapter.DTYPES[recipe.memory.adapter_dtype]
+        names = adapter.attach(model, recipe.lora, dtype)
+        rows = trained_rows.TrainedRows(model, *added, dtype) if added[1] else None
         quantization = "nf4" if recipe.memory.weights == "nf4" else None
-        return adapter.AdapterTrainee(model, record, recipe.lora, names, quantization)
+        return adapter.AdapterTrainee(model, record, recipe.lora, names, rows, quantization)
 
 
 METHODS = {"lora": Adapters("lora"), "qlora": Adapters("qlora")}

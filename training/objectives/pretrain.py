@@ -38,7 +38,7 @@ class Pretrain(Method):
         from training.objectives import architecture
         from training.objectives.trainee import Trainee
 
-        return Trainee(architecture.blank(recipe, dtype).to(device))
+        return Trainee(architecture.blank(recipe, device, dtype))
 
 
 METHODS = {"pretrain": Pretrain("pretrain")}
