@@ -55,7 +55,9 @@ def test_what_is_there_is_found_and_what_is_damaged_is_made_again(world: Path, c
     assert json.loads(capsys.readouterr().out)["reused"]
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     (folder / "model.safetensors").write_bytes(b"x")
-    assert main(["base-fetch", "tiny"]) == 0
+    killed = folder.with_name(".tiny.999999999.0123abcd.partial")
+    killed.mkdir()
+    assert main(["base-fetch", "tiny"]) == 0 and not killed.exists()
     assert bases.find("tiny").require()["name"] == "tiny"
 
 

@@ -47,6 +47,8 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
             next_command=f"make base-fetch BASE={name} ARGS=--pin",
         )  # fmt: skip
     with store.exclusive(base.folder, KIND):
+        if base.folder.parent.is_dir():
+            files.remove_leftovers(base.folder.parent)
         if not pin and store.reusable(base.folder, KIND):
             return Fetched(base, base.require(), True)
         shutil.rmtree(base.folder, ignore_errors=True)
