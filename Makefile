@@ -80,7 +80,11 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: data-prepare data-peek data-verify tokenizer-train tokenizer-measure tokenizer-add
+.PHONY: base-fetch data-prepare data-peek data-verify tokenizer-train tokenizer-measure tokenizer-add
+base-fetch: setup ## Fetch a pinned base model, hashes checked. BASE=name (ARGS="--pin" or "--from DIR")
+	$(call need,BASE,make base-fetch BASE=smollm2-135m-instruct)
+	@$(TRAINYARD) base-fetch "$$BASE" $(ARGS)
+
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 

@@ -52,8 +52,8 @@ def test_the_terms_of_a_small_model_by_hand(recipe):
     [
         ((), "full", 118_912),
         (("memory.attention=eager",), "full", 507_904),
-        (("lora.dropout=0",), "lora", 168_512),
-        (("lora.dropout=0", "lora.targets=[q_proj, v_proj]"), "lora", 102_656),
+        (("lora.dropout=0", "memory.profile=hf"), "lora", 168_512),
+        (("lora.dropout=0", "memory.profile=hf", "lora.targets=[q_proj, v_proj]"), "lora", 102_656),
     ],
 )
 def test_saved_bytes_of_a_token_in_a_layer_are_those_of_published_traces(one_b, overrides, method: str, traced: int):

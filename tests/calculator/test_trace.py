@@ -115,6 +115,27 @@ def test_the_trainers_own_step_is_traced(recipe, attention, chunk):
     assert {name: traced[name] for name in real} == pytest.approx(real, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("overrides", [(), ("memory.gradient_checkpointing=true", "data.packing=true")], ids=str)
+def test_the_trainers_own_step_on_a_base_is_traced(tmp_path, method, overrides):
+    """Against the real step, and against the formula."""
+    import torch
+
+    from training.calculator.formula import estimate
+    from training.calculator.trace import trace
+    from training.engine.probe import TrainerProbe
+
+    config = {"model_type": "llama", "tie_word_embeddings": True} | MODELS["llama"]
+    of = based_on(tmp_path, config, "memory.profile=trainyard", *overrides, method=method).recipe
+    plan = Plan.of(of, on_cpu=True)
+    traced = trace(plan, TrainerProbe)
+    real = counted(TrainerProbe(of, torch.device("cpu"), torch.float32), plan)
+    assert {name: traced.phases[name] for name in real} == pytest.approx(real, rel=1e-3)
+    over = estimate(of, on_cpu=True).peak.allocated_bytes / traced.allocated_bytes - 1
+    assert -0.005 <= over <= (0.05 if overrides else 0.01)  # packed rows that are computed again count a mask too many
+
+
 # ---- what the command makes of it
 
 

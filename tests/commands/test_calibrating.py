@@ -51,12 +51,21 @@ def test_an_estimate_that_is_far_off_ends_with_4_both_figures_and_what_to_do(cal
     assert "make memfit" in document["report"]["rows"]["next"]
 
 
-def test_a_method_without_a_step_to_look_at_is_refused(capsys, tmp_path: Path):
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_step_of_a_method_on_a_base_is_met_by_its_configuration_alone(capsys, tmp_path: Path, method: str):
+    sizes = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    config = {"model_type": "llama", **sizes, **heads, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     path = tmp_path / "tune.yaml"
-    path.write_text("name: tune\nmethod: lora\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n")
-    assert main(["train-calibrate", "--config", str(path), "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert "no step of method lora" in error["what"] and "make memfit" in error["next"] and "--trace" in error["next"]
+    weights = "nf4" if method == "qlora" else "fp32"
+    path.write_text(
+        f"name: tune\nmethod: {method}\nmodel: {{config: config.json}}\nstop: {{max_steps: 1}}\n"
+        f"data: {{seq_len: 128, micro_batch: 2}}\nmemory: {{weights: {weights}}}\nbatch: {{accumulate: 2}}\n"
+    )
+    assert main(["train-calibrate", "--config", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert max(abs(one["difference"]) for one in document["comparisons"]) <= 0.01
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens where torch has no CUDA")

@@ -19,6 +19,8 @@ from training.tokenizer import artifact
 DEMO = "recipes/demo/pretrain-stdlib.yaml"
 REFERENCE = "recipes/reference/pretrain-1b.yaml"
 STUDENT = "recipes/reference/qlora-8b.yaml"
+ADAPTER, PACKED = "recipes/lora/smollm2-135m.yaml", "recipes/lora/smollm2-135m-nf4.yaml"
+WHOLE = "recipes/full/smollm2-135m.yaml"
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def call(capsys, monkeypatch):
 def test_recipe_lists_every_recipe_and_base(call):
     code, document, text = call("recipe")
     assert code == 0
-    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE, STUDENT}
+    assert {one["path"] for one in document["recipes"]} == {DEMO, REFERENCE, STUDENT, ADAPTER, PACKED, WHOLE}
     assert {one["name"]: one["pinned"] for one in document["bases"]} == {
         "smollm2-135m-instruct": True,
         "qwen3-8b": False,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.data.packing import plan
+from training.data.packing import alone, plan
 
 
 def drawn(count: int, seq_len: int, seed: int = 0) -> np.ndarray:
@@ -60,6 +60,12 @@ def test_the_plan_is_of_seed_and_epoch():
 def test_what_does_not_fit_is_no_plan(lengths):
     with pytest.raises(ValueError, match="do not fit"):
         plan(lengths, 8, seed=7)
+
+
+def test_one_sample_a_row():
+    packs = alone([3, 4], 10)
+    assert [packs.row(number).tolist() for number in range(packs.num_rows)] == [[0], [1]]
+    assert packs.num_tokens == 7 and packs.padding_share == pytest.approx(1 - 7 / 20)
 
 
 def test_nothing_makes_no_rows():

@@ -13,6 +13,7 @@ from training.evaluation import unigram
 class Split:
     tokens: np.ndarray
     text_bytes: np.ndarray
+    trained: None = None
 
 
 def test_the_score_is_that_of_a_count_by_hand():

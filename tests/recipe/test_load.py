@@ -209,3 +209,16 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str):
         load(path)
     with pytest.raises(UserError, match=r"not a file's name|no such recipe"):
         load(tmp_path / name.replace("\\0", "\0"))
+
+
+def test_every_default_reads_back_from_a_kept_recipe_to_the_same_hash(tmp_path: Path):
+    """With no value of one's own: a run's recipe is read again when it goes on."""
+    for method, weights in (("full", "bf16"), ("lora", "bf16"), ("qlora", "nf4")):
+        path = tmp_path / "bare.yaml"
+        path.write_text(
+            f"name: bare\nmethod: {method}\nmodel: {{base: smollm2-135m-instruct}}\nmemory: {{weights: {weights}}}\n"
+            "stop: {max_epochs: 3}\n"
+        )
+        first = load(path)
+        kept.write(first, tmp_path / "kept.yaml")
+        assert load(tmp_path / "kept.yaml").sha256 == first.sha256

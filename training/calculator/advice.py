@@ -14,7 +14,7 @@ from training.calculator.formula import estimate
 from training.calculator.parallel import Parallel
 from training.core.errors import UserError
 from training.recipe import schema
-from training.recipe.model import Lora, Recipe
+from training.recipe.model import Lora, Recipe, section
 
 _COSTS = ("nothing", "some speed", "about a third more time", "states in 8 bits", "speed, where states are paged in",
           "shorter context", "adapters instead of all weights", "adapters on a 4-bit base")  # fmt: skip
@@ -125,4 +125,4 @@ def _optimizer(recipe: Recipe, on_cpu: bool) -> Iterator[tuple[str, Recipe, int]
 def _default_lora() -> Lora:
     """The adapter that a recipe gets which names none."""
     parts = schema.part_of(schema.recipe_schema(), "lora")["properties"]
-    return Lora(**{name: part["default"] for name, part in parts.items()})
+    return section("lora", {name: part["default"] for name, part in parts.items()})

@@ -56,9 +56,10 @@ class Attention:
         return self.plan.shape.kind.partial_rotary is not None
 
     def _expanded(self, x: Tensor) -> Tensor:
-        """Keys or values for every query head: a copy, but for FlashAttention 2's kernel."""
+        """Keys or values for every query head: a copy, but for FlashAttention 2 and, without a mask, a CPU's."""
         tape, plan = self.tape, self.plan
-        if plan.is_flash or plan.shape.num_heads == plan.shape.num_key_value_heads:
+        shares = plan.is_flash or (plan.on_cpu and not plan.is_eager and not plan.has_mask)
+        if shares or plan.shape.num_heads == plan.shape.num_key_value_heads:
             return x
         out = tape.new(plan.T * plan.shape.query_size, x.each)
         elements, each = x.elements, x.each

@@ -97,7 +97,7 @@ def measure(recipe: Recipe, make_probe: MakeProbe) -> dict[str, int]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    probe = make_probe(recipe, torch.device("cpu"), dtype_of(recipe.memory.weights))
+    probe = make_probe(recipe, torch.device("cpu"), dtype_of(recipe.memory.weights, on_cpu=True))
     probe.step(lambda _: contextlib.nullcontext())
     watch = _Parts(probe)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -119,7 +119,7 @@ class _Parts:
         self._parameters = parameters
         self._own = {tensor.untyped_storage()._cdata for tensor in parameters}
         self._saved: dict[int, int] = {}
-        self.weights = sum(tensor.nbytes for tensor in parameters)
+        self.weights = sum(tensor.nbytes + _scale_bytes(tensor) for tensor in parameters)
         self.states = sum(tensor.nbytes for state in probe.optimizer.state.values() for tensor in state.values())
         self.standing = self.weights + self.states + sum(tensor.nbytes for tensor in probe.model.buffers())
         self.saved = self.gradients = 0
@@ -142,6 +142,12 @@ class _Parts:
         if storage._cdata not in self._own:
             self._saved[storage._cdata] = storage.nbytes()
         return tensor
+
+
+def _scale_bytes(parameter: object) -> int:
+    """Bytes of the scales, and of their scales, of a matrix in 4 bits."""
+    state = getattr(parameter, "quant_state", None)
+    return 0 if state is None else state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0)
 
 
 def _peaks(events: list, standing_bytes: int) -> dict[str, int]:

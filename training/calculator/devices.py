@@ -71,8 +71,8 @@ def choose(recipe: Recipe, *, gpu: str | None = None, vram: str | None = None) -
 
 
 def trains_on_cpu(recipe: Recipe) -> bool:
-    """Whether this machine would train the recipe on its CPU: in float32, and with no GPU in it."""
-    return recipe.memory.weights == "fp32" and not gpus()
+    """Whether this machine would train the recipe on its CPU: in float32 or on an NF4 base, and with no GPU in it."""
+    return recipe.memory.weights in ("fp32", "nf4") and not gpus()
 
 
 def _by_name(name: str) -> Device:

@@ -79,7 +79,7 @@ def _alone(plan: Plan, replayed: Replayed | None) -> tuple[Instant, ...]:
     at = {
         "load": (weights(plan), *_if(load_temporaries(plan))),
         "layer_forward": (*held, layers, *mask, passing_layer(kept_by)) if is_recomputed else (),
-        "forward_end": (*saved, logits(plan)),
+        "forward_end": (*saved, *_if(head_input(plan)), logits(plan)),
         "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
         "head_backward": (*saved, *head, head_backward(plan)),
         "chunks_joined": (*saved, *joined) if joined else (),
@@ -113,13 +113,18 @@ def _if(term: Term) -> tuple[Term, ...]:
 def saved_activations(plan: Plan, kept: Activations) -> Term:
     """What the layers, the final norm and the head keep, at the end of the forward pass."""
     stored = saved_layers(plan, kept)
-    size = stored.num_bytes + kept.final_bytes
+    last = kept.final_bytes + (_chunk_inputs(plan) if plan.is_adapter and not plan.adapts_head else 0)
     return Term(
         "activations",
-        size,
-        f"{stored.equation} + T * {kept.final_bytes / plan.T:.10g} of the final norm",
+        stored.num_bytes + last,
+        f"{stored.equation} + T * {last / plan.T:.10g} of the final norm and the head's input",
         stored.source,
     )
+
+
+def _chunk_inputs(plan: Plan) -> int:
+    """What a loss in chunks keeps to compute each again, where a frozen head keeps nothing itself."""
+    return 0 if plan.is_hf or plan.logit_tokens == plan.T else plan.T * plan.z * plan.shape.hidden_size
 
 
 def saved_layers(plan: Plan, kept: Activations) -> Term:
@@ -148,6 +153,13 @@ def positions(plan: Plan) -> Term:
     """The rotary tables of a step, which every layer reads; packed rows have positions of their own."""
     size = activations.position_rows(plan) * plan.S * 2 * plan.z * plan.shape.rotary_dim
     return Term("positions", size, "2z*d a position", "cosines and sines (arXiv 2104.09864)")
+
+
+def head_input(plan: Plan) -> Term:
+    """The hidden states that have a label, which the trainer's step holds where neither head nor chunks keep them."""
+    is_kept = not plan.is_adapter or plan.adapts_head or plan.logit_tokens < plan.T
+    size = 0 if is_kept or plan.is_hf else plan.T * plan.z * plan.shape.hidden_size
+    return Term("hidden_states", size, "T * z*h", "the head's input")
 
 
 def logits(plan: Plan) -> Term:
@@ -261,8 +273,9 @@ def evaluation(plan: Plan, kept: Activations) -> tuple[Term, ...]:
     streams = 2 * plan.T * plan.z * plan.shape.hidden_size
     stream = Term("hidden_states", streams, "T * 2z*h", "the layer's input, and the embedding's output")
     masks = (*_if(positions(plan)), *_if(attention_mask(plan, is_passing=True)))
-    hidden = 2 * plan.e * plan.T * plan.shape.hidden_size
-    head = (logits(plan), Term("hidden_states", hidden, "T * 2e*h", "all of them, and those that are trained on"))
+    copies = 2 if plan.is_hf else 1
+    hidden = copies * plan.e * plan.T * plan.shape.hidden_size
+    head = (logits(plan), Term("hidden_states", hidden, f"T * {copies}e*h", "of the positions that have a label"))
     return max((stream, passing_layer(kept), *masks), head, key=lambda terms: sum(one.num_bytes for one in terms))
 
 

@@ -145,9 +145,9 @@ class Plan:
 
     @cached_property
     def lifts_to_float32(self) -> bool:
-        """Whether a k-bit preparation made everything beside the 4-bit linears float32."""
+        """Whether everything beside the 4-bit linears is float32: by a k-bit preparation, or on a CPU."""
         wanted = self.recipe.memory.kbit_upcast
-        return self.is_nf4 and (self.is_hf if wanted == "auto" else wanted)
+        return self.is_nf4 and (self.is_hf or self.on_cpu if wanted == "auto" else wanted)
 
     @cached_property
     def keeps_outputs(self) -> bool:

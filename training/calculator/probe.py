@@ -47,8 +47,10 @@ class MakeProbe(Protocol):
         """
 
 
-def dtype_of(weights: str) -> torch.dtype:
-    """The type that a probe's other weights have: that of `memory.weights`, and of an NF4 base 16 bits."""
+def dtype_of(weights: str, *, on_cpu: bool = False) -> torch.dtype:
+    """The type that a probe's other weights have: that of `memory.weights`; of an NF4 base 16 bits, 32 on a CPU."""
     import torch
 
+    if weights == "nf4" and on_cpu:
+        return torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, torch.float16)

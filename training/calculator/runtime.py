@@ -19,6 +19,9 @@ INTERPRETER_BYTES = 430 * MIB
 by the command above. The rest is what else a process holds: the demo's, which has made its data and its tokenizer
 before it trains, peaked at 616 MiB with 120 MiB of tensors; the same training in a process of its own at 549."""
 
+_BITSANDBYTES_BYTES = 96 * MIB
+"""bitsandbytes 0.50 beside torch and transformers: 45 MiB by the import, 68 after a packed layer's step."""
+
 DEFAULT_CONTEXT_BYTES = 1024 * MIB
 """Published contexts range from 105 MiB to 1.4 GiB by GPU, driver and CUDA version; this is a pessimistic default."""
 
@@ -51,9 +54,8 @@ def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, ...]
     if plan.on_cpu:
         slack = max(_LEAST_CPU_SLACK_BYTES, round(_CPU_SLACK * allocated_bytes))
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
-        process = Term(
-            "runtime", INTERPRETER_BYTES, f"{INTERPRETER_BYTES // MIB} MiB", "python -m training.calculator.runtime"
-        )
+        size = INTERPRETER_BYTES + (_BITSANDBYTES_BYTES if plan.is_nf4 else 0)
+        process = Term("runtime", size, f"{size // MIB} MiB", "python -m training.calculator.runtime")
         return allocator, process
     paged = () if plan.shape is None else (paged_states(plan),)
     return reserve(plan, allocated_bytes, ratio), context(plan), *(one for one in paged if one.num_bytes)

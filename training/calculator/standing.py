@@ -99,6 +99,8 @@ def load_temporaries(plan: Plan) -> Term:
     largest = max(linear.weight for linear in plan.shape.linears)
     lifted = plan.shape.embedding_parameters if plan.lifts_to_float32 else 0
     size = 2 * max(largest, lifted) if plan.is_nf4 else 0
+    if plan.is_nf4 and plan.on_cpu and not plan.is_hf:
+        return Term("load_temporaries", 4 * plan.shape.parameters, "4 a parameter", "the base's file, read as a map")
     return Term("load_temporaries", size, "2 * largest matrix", "quantising or lifting one tensor after the other")
 
 

@@ -105,6 +105,10 @@ class Tape:
         """Some of a tensor's elements in its own storage."""
         return Tensor(elements, of.each, next(self._slots), base=of, needs_grad=of.needs_grad)
 
+    def overwritten(self, of: Tensor) -> Tensor:
+        """A tensor after an operation in place: a result of its own in the storage that was there."""
+        return Tensor(of.elements, of.each, next(self._slots), base=of)
+
     @staticmethod
     def parameter(elements: int, each: int, is_trained: bool) -> Tensor:
         """A weight, whose own bytes are counted elsewhere."""

@@ -89,20 +89,16 @@ def _dataset(resolved) -> Iterator[tuple[str, str]]:
 
 def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
     from training.calculator import shapes
-    from training.core.errors import UserError
+    from training.objectives import registry
     from training.tokenizer import artifact
 
-    if resolved.recipe.tokenizer.path is None:
-        yield "warn", "none is named" if resolved.recipe.model.base is None else "the base's own"
+    recipe = resolved.recipe
+    if recipe.tokenizer.path is None and recipe.model.base is None:
+        yield "warn", "none is named"
         return
-    tokenizer = artifact.load(artifact.resolve(resolved.recipe.tokenizer.path))
-    rows = shapes.of_model(resolved.recipe.model).vocab_size
-    if tokenizer.vocab_size > rows:
-        raise UserError(
-            "the tokenizer has more entries than the model has rows", where="model.arch.vocab_size", found=rows,
-            expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
-            next_command=f"the same command with model.arch.vocab_size={tokenizer.vocab_size} in ARGS",
-        )  # fmt: skip
+    tokenizer = artifact.of_recipe(recipe)
+    registry.of(recipe.method).require_tokenizer(recipe, tokenizer)
+    rows = shapes.of_model(recipe.model).vocab_size
     unused = rows - tokenizer.vocab_size
     yield "warn" if unused > rows // 10 else "ok", f"{tokenizer.name}, {tokenizer.vocab_size} entries of {rows} rows"
 

@@ -20,13 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.engine import trainable
     from training.recipe.load import load
 
     resolved = load(Path(args.config), args.overrides)
-    trainable.require_method(
-        resolved.recipe, make_command("memfit", "--trace", "memory.profile=hf", CONFIG=args.config)
-    )
     with locks.hold(locks.machine_lock(), f"calibrating {resolved.recipe.name}"):
         record, comparisons = _calibrate(resolved, report)
     if args.out:

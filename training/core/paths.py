@@ -32,6 +32,10 @@ class Roots:
         return self.models / "trained"
 
     @property
+    def bases(self) -> Path:
+        return self.models / "bases"
+
+    @property
     def datasets(self) -> Path:
         return self.data / "training" / "datasets"
 

@@ -13,6 +13,7 @@ from training.calculator.lengths import Longest
 from training.core import files
 from training.core.errors import TrainyardError
 from training.core.log import say
+from training.recipe import bases
 from training.recipe.model import Recipe
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ def of_recipe(recipe: Recipe) -> Longest | None:
 
 
 def _tokens_folder(found: Dataset, recipe: Recipe) -> Path | None:
-    """Where the data set lies in tokens of the recipe's tokenizer; None where it does not."""
+    """Where the data set lies in tokens of the recipe's tokenizer; None where it, or a base with it, is not there."""
     from training.data import tokens
     from training.data.supervision import Settings
     from training.tokenizer import artifact
 
-    if recipe.tokenizer.path is None:
+    if recipe.tokenizer.path is None and (recipe.model.base is None or not bases.find(recipe.model.base).is_fetched):
         return None
-    tokenizer = artifact.load(artifact.resolve(recipe.tokenizer.path))
+    tokenizer = artifact.of_recipe(recipe)
     folder = tokens.folder_of(found, tokenizer, Settings.of(recipe.data))
     return folder if (folder / files.MANIFEST).is_file() else None

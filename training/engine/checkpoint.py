@@ -1,8 +1,9 @@
 """A checkpoint: weights that anyone can read, and beside them the state that only a resume needs.
 
-`step_000200/` holds `config.json`, `model.safetensors`, the tokenizer's files, `recipe.json` and `manifest.json`;
-`state/` holds `optimizer.safetensors`, `generators.safetensors`, `state.json` and a manifest of its own. The folder is
-written beside its place and renamed once. Nothing is pickled.
+`step_000200/` holds the weights and their settings (`model.safetensors` with `config.json`, or those of an adapter),
+the tokenizer's files, `recipe.json` and `manifest.json`; `state/` holds `optimizer.safetensors`,
+`generators.safetensors`, `state.json` and a manifest of its own. The folder is written beside its place and renamed
+once. Nothing is pickled.
 """
 
 import dataclasses
@@ -14,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.core import files, version
-from training.core.errors import IntegrityError
 from training.engine.optimizer import load_state_tensors, state_tensors
 from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
+from training.objectives.trainee import Trainee
 from training.runs.folder import RunFolder
 from training.tokenizer.artifact import Tokenizer
 
@@ -48,7 +49,7 @@ class TrainState:
 
 
 def save(
-    run: RunFolder, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, origin: dict,
+    run: RunFolder, trainee: Trainee, optimizer: torch.optim.Optimizer, state: TrainState, origin: dict,
     tokenizer: Tokenizer, recipe_values: dict,
 ) -> Path:  # fmt: skip
     """Write the checkpoint of this step, let `latest` name it, and return its folder.
@@ -57,37 +58,22 @@ def save(
         origin: the manifest's own keys: method, base, recipe_sha256, dataset, tokenizer.
     """
     folder = run.step_folder(state.step)
-    weights = _weights(model)
+    weights = trainee.weights()
     needed = sum(tensor.nbytes for tensor in weights.values()) * 3 + (1 << 20)
     files.require_space(folder, needed, f"the checkpoint of step {state.step}")
     with files.atomic_folder(folder) as partial:
-        _save_weights(partial, model, weights)
+        files.write_json(partial / trainee.settings_file, trainee.settings())
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, partial / trainee.weights_file, {"format": "pt"})
         tokenizer.copy_to(partial)
         files.write_json(partial / "recipe.json", recipe_values)
         names = [path.name for path in partial.iterdir()]
-        weights_sha256 = files.sha256_file(partial / "model.safetensors")
+        weights_sha256 = files.sha256_file(partial / trainee.weights_file)
         body = {"run": run.id, "step": state.step, **origin, "weights_sha256": weights_sha256, "tool": version.tool()}
-        _save_state(partial / "state", model, optimizer, state)
+        _save_state(partial / "state", trainee.model, optimizer, state)
         files.write_manifest(partial, "checkpoint", body, names)
     run.point("latest", state.step)
     return folder
-
-
-def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The plain tensors by their plain names; a tied head is one tensor and is written once."""
-    weights = {name.removeprefix("_orig_mod."): tensor.detach() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    return weights
-
-
-def _save_weights(folder: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    config.pop("_name_or_path", None)
-    files.write_json(folder / "config.json", config)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
 
 
 def _save_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
@@ -106,32 +92,11 @@ def _generators() -> dict[str, torch.Tensor]:
     return states
 
 
-def load_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Load a checkpoint's weights strictly. Raises IntegrityError naming keys that are missing or extra."""
-    weights = load_file(folder / "model.safetensors")
-    expected = set(_weights(model))
-    if weights.keys() != expected:
-        wrong = sorted(weights.keys() ^ expected)
-        raise IntegrityError(
-            "a checkpoint's tensors are not the model's", where=folder / "model.safetensors",
-            found=f"{len(wrong)} names differ: {', '.join(wrong[:3])}", expected=f"{len(expected)} tensors by name",
-        )  # fmt: skip
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            if own[name].shape != tensor.shape:
-                raise IntegrityError(
-                    "a tensor has another shape", where=f"{folder}: {name}",
-                    found=tuple(tensor.shape), expected=tuple(own[name].shape),
-                )  # fmt: skip
-            own[name].copy_(tensor)
-
-
-def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer) -> TrainState:
     """Load weights, optimizer, generators and state; the generators come last, right before the next draw."""
-    load_weights(folder, model)
+    trainee.load(folder)
     state_folder = folder / "state"
-    load_state_tensors(model, optimizer, load_file(state_folder / "optimizer.safetensors"))
+    load_state_tensors(trainee.model, optimizer, load_file(state_folder / "optimizer.safetensors"))
     state = TrainState.from_json(files.read_json(state_folder / "state.json"))
     generators = load_file(state_folder / "generators.safetensors")
     torch.set_rng_state(generators["cpu"])

@@ -1,6 +1,7 @@
 """Which device and number type a run gets, and why; nothing is swapped in silence.
 
-A CPU trains in float32. On a GPU the weights have the type that the recipe names.
+A CPU trains in float32. On a GPU the weights have the type that the recipe names; what an NF4 base does not pack, and
+its products, are in bfloat16, on older GPUs in float16.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import platform
 import torch
 
 from training.calculator.estimate import Peak
-from training.core.errors import MachineError, UserError
+from training.core.errors import MachineError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,21 +37,18 @@ class Device:
 
 
 def resolve(weights: str) -> Device:
-    """Choose the device for weights of this type. Raises UserError or MachineError where there is none."""
-    if weights not in _DTYPES:
-        raise UserError(
-            "this method trains dense weights", where="memory.weights", found=weights, expected=", ".join(_DTYPES)
-        )
+    """Choose the device for weights of this type. Raises MachineError where there is none."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         reason = f"CUDA found: {name}; weights {weights} by the recipe"
-        return Device(torch.device("cuda"), _DTYPES[weights], reason, name)
-    if weights != "fp32":
+        half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return Device(torch.device("cuda"), _DTYPES.get(weights, half), reason, name)
+    if weights not in ("fp32", "nf4"):
         raise MachineError(
             "no GPU was found, and a CPU trains in fp32 alone",
             where="memory.weights",
             found=weights,
-            expected="fp32, or a GPU with its driver",
+            expected="fp32 (nf4 for method qlora), or a GPU with its driver",
             next_command="make doctor, or add memory.weights=fp32",
         )
     return Device(torch.device("cpu"), torch.float32, f"no CUDA device; {platform.processor() or 'CPU'} in float32")

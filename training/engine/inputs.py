@@ -4,10 +4,12 @@ import dataclasses
 from pathlib import Path
 
 from training.core import files
+from training.core.errors import IntegrityError
 from training.data import dataset as datasets
 from training.data import tokens
 from training.engine import trainable
-from training.objectives.pretrain import PretrainRows, token_bytes
+from training.objectives import registry
+from training.objectives.contract import Objective
 from training.recipe.model import Recipe
 from training.tokenizer import artifact
 
@@ -35,27 +37,31 @@ class Inputs:
 
 def resolve_inputs(recipe: Recipe, pinned: dict | None = None) -> Inputs:
     """Find dataset and tokenizer, and tokenize where that has not been done. `pinned` is a run's own record of them."""
-    if pinned:
-        dataset_reference = f"{pinned['dataset']['name']}@{files.short(pinned['dataset']['hash'])}"
-        tokenizer_reference = f"{pinned['tokenizer']['name']}@{files.short(pinned['tokenizer']['hash'])}"
-    else:
-        dataset_reference, tokenizer_reference = recipe.data.dataset, recipe.tokenizer.path
-    dataset = datasets.load(datasets.resolve(dataset_reference))
+    dataset = datasets.load(datasets.resolve(_pinned(pinned, "dataset") or recipe.data.dataset))
     trainable.require_dataset(recipe, dataset)
-    tokenizer = artifact.load(artifact.resolve(tokenizer_reference))
-    return Inputs(dataset, tokenizer, tokens.tokenize(dataset, tokenizer))
+    method = registry.of(recipe.method)
+    tokenizer = _tokenizer(recipe, pinned)
+    method.require_tokenizer(recipe, tokenizer)
+    return Inputs(dataset, tokenizer, method.prepare(recipe, dataset, tokenizer))
 
 
-def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> PretrainRows:
-    """The rows of one split for pretraining."""
-    tokenizer = inputs.tokenizer
-    counts = token_bytes(files.read_json(tokenizer.folder / "tokenizer.json"), tokenizer.vocab_size)
-    chunk = recipe.memory.loss_chunk
-    return PretrainRows(
-        tokens.open_split(inputs.shards, split),
-        counts,
-        seq_len=recipe.data.seq_len,
-        bos_id=tokenizer.bos_id,
-        pad_id=tokenizer.pad_id,
-        loss_chunk=0 if chunk == "auto" else chunk,
-    )
+def _pinned(pinned: dict | None, what: str) -> str | None:
+    return f"{pinned[what]['name']}@{files.short(pinned[what]['hash'])}" if pinned else None
+
+
+def _tokenizer(recipe: Recipe, pinned: dict | None) -> artifact.Tokenizer:
+    """The recipe's, else its base's; of a run, the very one that it began with."""
+    if recipe.tokenizer.path is not None:
+        return artifact.load(artifact.resolve(_pinned(pinned, "tokenizer") or recipe.tokenizer.path))
+    tokenizer = artifact.of_recipe(recipe)
+    if pinned and pinned["tokenizer"]["hash"] != tokenizer.hash:
+        raise IntegrityError(
+            "the base's tokenizer is not the one that the run began with", where=tokenizer.folder,
+            found=files.short(tokenizer.hash), expected=files.short(pinned["tokenizer"]["hash"]),
+        )  # fmt: skip
+    return tokenizer
+
+
+def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> Objective:
+    """The rows of one split, as the recipe's method makes them."""
+    return registry.of(recipe.method).rows(recipe, tokens.open_split(inputs.shards, split), inputs.tokenizer)

@@ -11,9 +11,10 @@ from training.calculator import fit
 from training.core import files, locks
 from training.core.errors import IntegrityError, UserError
 from training.data import longest
-from training.engine import checkpoint, device, model, trainable
+from training.engine import checkpoint, device, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.trainer import Trainer
+from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
 from training.runs.folder import RunFolder, all_runs
@@ -51,12 +52,12 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
 
     With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with.
     """
-    recipe = resolved.recipe
     trainable.require(resolved)
+    resolved = registry.of(resolved.recipe.method).settled(resolved)
+    recipe = resolved.recipe
     where = device.resolve(recipe.memory.weights)
     expected = fit.require(resolved, longest.of_recipe(recipe)).estimate.peak
     inputs = resolve_inputs(recipe)
-    model.check_vocabulary(recipe.model.arch["vocab_size"], inputs.tokenizer)
     key = run_key(resolved, inputs)
     with machine(f"training {recipe.name}"):
         if reuse and (run := find_same(key)):

@@ -52,8 +52,10 @@ def load_state_tensors(
     """Put a checkpoint's optimizer state back. Raises KeyError where a parameter has none."""
     remaining = dict(tensors)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         keys = [key for key in remaining if key.rsplit("/", 1)[0] == name]
-        if parameter.requires_grad and tensors and not keys:
+        if tensors and not keys:
             raise KeyError(f"no optimizer state for {name}")
         optimizer.state[parameter] = {key.rsplit("/", 1)[1]: remaining.pop(key).to(parameter.device) for key in keys}
     if remaining:

@@ -1,7 +1,7 @@
 """The trainer's own step over made-up tokens, for those who watch what a step allocates: trace and calibration.
 
-It is the loop's own code with the objective's own loss; only the text is made up. Rows are packed, with two documents
-each, so that attention gets the mask that packed rows get.
+It is the loop's own code with the method's own model and loss; only the text and the weights are made up. Packed rows
+have two records each, so that attention gets the mask that packed rows get; others have one of the full length.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from training.calculator.probe import MakeOptimizer, Phase
-from training.engine import loop, model, optimizer, trainable
+from training.calculator.shapes import config_of
+from training.engine import loop, optimizer
 from training.engine.checkpoint import TrainState
+from training.objectives import registry
 from training.objectives.contract import measure
-from training.objectives.pretrain import PretrainRows
 from training.recipe.model import Recipe
-
-_BOS, _PAD = 0, 1
 
 
 class TrainerProbe(loop.Hooks):
@@ -27,14 +26,13 @@ class TrainerProbe(loop.Hooks):
     def __init__(
         self, recipe: Recipe, device: torch.device, dtype: torch.dtype, make_optimizer: MakeOptimizer | None = None
     ):
-        trainable.require_method(recipe, "add memory.profile=hf")
         self.recipe = recipe
-        self.model = model.build(recipe, dtype=dtype).train()
-        if device.type != "cpu":
-            self.model.to(device)
+        method = registry.of(recipe.method)
+        self.model = method.imagine(recipe, device, dtype).model.train()
         make = make_optimizer or optimizer.build
         self.optimizer = make(self.model, recipe.optimizer)
-        self.rows = _made_up_rows(recipe)
+        vocab_size = config_of(recipe.model)["vocab_size"]
+        self.rows = method.rows(recipe, _Split(recipe, vocab_size), _Tokenizer(vocab_size))
         self._loop = loop.Loop(recipe, self.model, self.optimizer, self.rows, None, self)
         plan, planned_by = loop.first_plan(recipe, self.rows.num_rows)
         self._state = TrainState(plan, planned_by)
@@ -55,18 +53,27 @@ class TrainerProbe(loop.Hooks):
 
 
 class _Split:
-    """Two documents a row, drawn at random; what `TokenSplit` is to the objective."""
+    """Records drawn at random, all of them trained; what `TokenSplit` is to the objective.
 
-    def __init__(self, num_rows: int, seq_len: int, vocab_size: int):
-        self.num_tokens = num_rows * seq_len + 1
-        self.tokens = np.random.default_rng(0).integers(min(2, vocab_size - 1), vocab_size, self.num_tokens)
-        self.tokens[:: max(1, seq_len // 2)] = _BOS
+    Pretraining reads a stream, of which every position has a label; a record has one token more than inputs.
+    """
+
+    def __init__(self, recipe: Recipe, vocab_size: int):
+        num_rows, seq_len = loop.window_rows(recipe), recipe.data.seq_len
+        if recipe.method == "pretrain":
+            each, self.num_tokens, self.trained = max(1, seq_len // 2), num_rows * seq_len + 1, None
+            self.offsets = np.append(np.arange(0, self.num_tokens, each), self.num_tokens)
+        else:
+            first = seq_len // 2 if recipe.data.packing and seq_len > 2 else 0
+            lengths = [first + 1, seq_len - first + 1] if first else [seq_len + 1]
+            self.offsets = np.concatenate([[0], np.cumsum(lengths * num_rows)])
+            self.num_tokens = int(self.offsets[-1])
+            self.trained = np.ones(self.num_tokens, np.uint8)
+        self.tokens = np.random.default_rng(0).integers(0, vocab_size, self.num_tokens)
 
 
-def _made_up_rows(recipe: Recipe) -> PretrainRows:
-    vocab_size, chunk = recipe.model.arch["vocab_size"], recipe.memory.loss_chunk
-    split = _Split(loop.window_rows(recipe), recipe.data.seq_len, vocab_size)
-    return PretrainRows(
-        split, np.ones(vocab_size, dtype=np.int64), seq_len=recipe.data.seq_len, bos_id=_BOS, pad_id=_PAD,
-        loss_chunk=0 if chunk == "auto" else chunk,
-    )  # fmt: skip
+class _Tokenizer:
+    """What an objective asks of a tokenizer."""
+
+    def __init__(self, vocab_size: int):
+        self.pad_id, self.specials, self.num_bytes_V = 0, {}, np.ones(vocab_size, np.int64)

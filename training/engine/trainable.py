@@ -2,11 +2,11 @@
 
 from training.core.errors import Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
+from training.objectives import registry
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
 from training.recipe.rules import training_problems
 
-METHODS = ("pretrain",)
 OPTIMIZERS = ("adamw",)
 
 
@@ -14,14 +14,12 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
     """Everything that stands between a valid recipe and a run of it here."""
     recipe = resolved.recipe
     limits = (
-        ("method", recipe.method, METHODS),
         ("optimizer.name", recipe.optimizer.name, OPTIMIZERS),
         ("memory.profile", recipe.memory.profile, ("trainyard",)),
         ("memory.double_quant", recipe.memory.double_quant, (True,)),
         ("memory.kbit_upcast", recipe.memory.kbit_upcast, ("auto", False)),
         ("memory.keep_outputs", recipe.memory.keep_outputs, ("auto", False)),
         ("memory.autocast", recipe.memory.autocast, (False,)),
-        ("memory.adapter_dtype", recipe.memory.adapter_dtype, ("fp32",)),
     )
     found = [
         UserError(
@@ -31,7 +29,7 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         for key, value, known in limits
         if value not in known
     ]  # fmt: skip
-    return found + training_problems(resolved)
+    return found + training_problems(resolved) + registry.of(recipe.method).problems(resolved)
 
 
 def require(resolved: Resolved) -> None:
@@ -40,24 +38,9 @@ def require(resolved: Resolved) -> None:
         raise Problems("the recipe cannot be trained as it is", found)
 
 
-def require_method(recipe: Recipe, next_command: str) -> None:
-    """Raise UserError where the trainer has no step of the recipe's method."""
-    if recipe.method not in METHODS:
-        raise UserError(
-            f"the trainer has no step of method {recipe.method} to look at", where="method", found=recipe.method,
-            expected=", ".join(METHODS), next_command=next_command,
-        )  # fmt: skip
-
-
 def require_dataset(recipe: Recipe, dataset: Dataset) -> None:
     """Raise UserError where the data set has not what the recipe trains and validates on."""
-    if dataset.form != "text":
-        raise UserError(
-            "pretraining reads texts",
-            where=dataset.reference,
-            found=f"records of the form {dataset.form}",
-            expected='records of the form {"text": ...}',
-        )
+    registry.of(recipe.method).require_dataset(recipe, dataset)
     validates = recipe.evaluate.every_steps or recipe.evaluate.every_minutes
     for split in ("train", *(["validation"] if validates else [])):
         if split not in dataset.splits:

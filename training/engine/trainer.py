@@ -5,21 +5,23 @@ The first SIGINT or SIGTERM saves and stops after the step; a second one stops a
 
 import contextlib
 import logging
+import math
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from training.core import files, process
 from training.core.errors import IntegrityError, Terminated
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
-from training.engine import checkpoint, device, environment, loop, model, optimizer
+from training.engine import checkpoint, device, environment, loop, optimizer
 from training.engine.inputs import Inputs, rows_of
-from training.objectives.contract import Score
-from training.objectives.pretrain import PretrainRows
+from training.objectives import registry
+from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
 from training.runs.events import EventLog, read_events
 from training.runs.folder import RunFolder, step_name
@@ -61,11 +63,12 @@ class Trainer(loop.Hooks):
         threads = device.use_cores()
         environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
         rows = rows_of(self.inputs, "train", self.recipe)
-        self.model = model.build(self.recipe, self.inputs.tokenizer)
-        self.model.to(self.device.torch_device, self.device.dtype)
-        self.optimizer = optimizer.build(self.model, self.recipe.optimizer)
+        self.trainee = registry.of(self.recipe.method).build(
+            self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
+        )
+        self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
-        training = loop.Loop(self.recipe, self.model, self.optimizer, rows, self._validation_rows(), self)
+        training = loop.Loop(self.recipe, self.trainee.model, self.optimizer, rows, self._validation_rows(), self)
         with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
             reason = training.run(state)
         if reason == "interrupted":
@@ -77,7 +80,7 @@ class Trainer(loop.Hooks):
         """The state of the newest checkpoint, loaded; else that of a fresh run."""
         newest = self.folder.latest(checkpoint.STATE_KIND)
         if newest is not None:
-            state = checkpoint.load(newest, self.model, self.optimizer)
+            state = checkpoint.load(newest, self.trainee, self.optimizer)
             self.events.write("resume", state.step, checkpoint=newest.name)
             _logger.info("going on from step %d", state.step)
             for step in self.folder.steps():
@@ -86,7 +89,8 @@ class Trainer(loop.Hooks):
             return state
         self._require_nothing_trained()
         plan, planned_by = loop.first_plan(self.recipe, num_rows)
-        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows)
+        begun = registry.of(self.recipe.method).begin(self.recipe, self.trainee)
+        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **begun)
         return checkpoint.TrainState(plan, planned_by)
 
     def _require_nothing_trained(self) -> None:
@@ -101,7 +105,7 @@ class Trainer(loop.Hooks):
                 next_command=f"make train CONFIG={self.folder.path / 'recipe.yaml'} starts a new run",
             )
 
-    def _validation_rows(self) -> tuple[PretrainRows, np.ndarray] | None:
+    def _validation_rows(self) -> tuple[Objective, np.ndarray] | None:
         """The fixed draw of validation rows; it depends on the evaluation seed alone."""
         if not (self.recipe.evaluate.every_steps or self.recipe.evaluate.every_minutes):
             return None
@@ -151,11 +155,11 @@ class Trainer(loop.Hooks):
         if state.step in self.folder.steps():
             return
         origin = {
-            "method": self.recipe.method, "base": None, "recipe_sha256": self.resolved.sha256,
+            "method": self.recipe.method, "base": self.trainee.base, "recipe_sha256": self.resolved.sha256,
             **self.inputs.origin(),
         }  # fmt: skip
         checkpoint.save(
-            self.folder, self.model, self.optimizer, state, origin, self.inputs.tokenizer, self.resolved.values
+            self.folder, self.trainee, self.optimizer, state, origin, self.inputs.tokenizer, self.resolved.values
         )
         if state.best.step == state.step:
             self.folder.point("best", state.step)
@@ -190,18 +194,19 @@ class Trainer(loop.Hooks):
     def _finish(self, state: checkpoint.TrainState) -> dict:
         """Write `summary.json`, then the status."""
         best = self.folder.pointed("best")
-        parameters = sum(p.numel() for p in self.model.parameters())
+        counts = _parameters(self.trainee.model)
         peak = self.device.peak_bytes() or process.peak_rss_bytes()
         summary = {
             "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
             "device": str(self.device.torch_device), "device_name": self.device.name,
             "dtype": str(self.device.dtype).removeprefix("torch."),
-            "quantization": None, "attention": self.recipe.memory.attention, "parameters": parameters,
+            "quantization": self.trainee.quantization, "attention": self.recipe.memory.attention, **counts,
             "stop_reason": state.stop_reason, "steps": state.step, "planned_steps": state.plan.total_steps,
             "epochs": state.epoch, "trained_tokens": state.trained_tokens, "skipped_steps": state.skipped_steps,
             "trained_seconds": round(state.trained_seconds, 2),
             "tokens_per_second": round(state.trained_tokens / max(state.trained_seconds, 1e-9), 1),
             "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,
+            "weights": self.trainee.weights_file,
             "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
             "peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"],
         }  # fmt: skip
@@ -213,6 +218,17 @@ class Trainer(loop.Hooks):
             format_count(state.trained_tokens), state.step,
         )  # fmt: skip
         return summary
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, int]:
+    """How many numbers the model holds and how many are trained; a matrix in 4 bits counts as what it stands for."""
+    sizes = [
+        (one, math.prod(getattr(getattr(one, "quant_state", None), "shape", one.shape))) for one in model.parameters()
+    ]
+    return {
+        "parameters": sum(size for _, size in sizes),
+        "trainable_parameters": sum(size for one, size in sizes if one.requires_grad),
+    }
 
 
 def _shown(state: checkpoint.TrainState) -> int | None:

@@ -12,9 +12,10 @@ from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
 from training.data import tokens
-from training.engine import checkpoint, device, model
+from training.engine import device
 from training.engine.inputs import Inputs, resolve_inputs, rows_of
 from training.evaluation import unigram
+from training.objectives import registry
 from training.objectives.contract import Score, measure
 from training.recipe.load import Resolved
 from training.runs.folder import RUN_FILE
@@ -73,11 +74,11 @@ def _measure(folder: Path, resolved: Resolved, inputs: Inputs, split: str) -> Sc
     rows = rows_of(inputs, split, resolved.recipe)
     if rows.num_rows == 0:
         raise UserError("the split is empty", where=inputs.shards, found=split, expected="at least one document")
-    measured = model.build(resolved.recipe, inputs.tokenizer)
-    checkpoint.load_weights(folder, measured)
-    measured.to(where.torch_device, where.dtype)
+    method = registry.of(resolved.recipe.method)
+    trainee = method.build(resolved.recipe, inputs.tokenizer, where.torch_device, where.dtype)
+    trainee.load(folder)
     with Progress(f"evaluate {folder.name} on {split}", rows.num_rows, "row") as progress:
-        return measure(measured, rows, np.arange(rows.num_rows), MICRO_BATCH, progress.advance)
+        return measure(trainee.model, rows, np.arange(rows.num_rows), MICRO_BATCH, progress.advance)
 
 
 def _unigram(inputs: Inputs, split: str) -> Score:

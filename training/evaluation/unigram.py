@@ -9,10 +9,15 @@ from training.data.tokens import TokenSplit
 from training.objectives.contract import Score
 
 
-def score(train: TokenSplit, test: TokenSplit, *, vocab_size: int, bos_id: int) -> Score:
-    """Score `test` under the token frequencies of `train`: every token but the BOS, on the same bytes as a model."""
-    counts_V = np.bincount(train.tokens, minlength=vocab_size).astype(np.float64)
-    tests_V = np.bincount(test.tokens, minlength=vocab_size)
-    counts_V[bos_id], tests_V[bos_id] = 0, 0
+def score(train: TokenSplit, test: TokenSplit, *, vocab_size: int, bos_id: int | None) -> Score:
+    """Score `test` under the token frequencies of `train`: what is trained of it, on the same bytes as a model."""
+    counts_V = np.bincount(_labels(train), minlength=vocab_size).astype(np.float64)
+    tests_V = np.bincount(_labels(test), minlength=vocab_size)
+    if bos_id is not None and test.trained is None:
+        counts_V[bos_id], tests_V[bos_id] = 0, 0
     log_shares_V = np.log(counts_V + 1) - np.log(counts_V.sum() + vocab_size)
     return Score(float(-(tests_V * log_shares_V).sum()), int(tests_V.sum()), int(test.text_bytes.sum()))
+
+
+def _labels(split: TokenSplit) -> np.ndarray:
+    return split.tokens if split.trained is None else split.tokens[split.trained == 1]

@@ -1,23 +1,26 @@
 """The pinned base models: `recipes/bases.yaml`, read as strictly as a recipe.
 
 A base is pinned by its source, its revision and the sha256 of every file. An entry without them is unpinned: it can be
-planned by its `config`, and is refused for training.
+planned by its `config`, and is refused for training. A fetched base lies in `$DATA_ROOT/models/bases/<name>/` as a
+Hugging Face folder whose manifest names the pins that it was made of.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import paths
-from training.core.errors import Problems, UserError
+from training.core import files, paths
+from training.core.errors import IntegrityError, Problems, UserError
 from training.recipe.checking import violations
 from training.recipe.reading import Origin, Reader, show
 from training.recipe.strict_yaml import parse
 
 FILE = paths.REPOSITORY / "recipes" / "bases.yaml"
+KIND = "base"
 FLOATING = ("latest", "main", "master", "head", "stable", "newest", "dev", "nightly")
 _SCHEMA = Path(__file__).parent / "bases.schema.json"
 
@@ -37,9 +40,43 @@ class Base:
     def pinned(self) -> bool:
         return bool(self.revision and self.files)
 
+    @property
+    def folder(self) -> Path:
+        """Where it lies, or would lie, once it is fetched."""
+        return paths.roots().bases / self.name
 
-def load(path: Path = FILE) -> dict[str, Base]:
+    @property
+    def is_fetched(self) -> bool:
+        return (self.folder / files.MANIFEST).is_file()
+
+    def require_folder(self) -> None:
+        """Raise UserError where the base is not fetched."""
+        if not self.is_fetched:
+            raise UserError(
+                "the base is not on this machine", where=self.folder, found="nothing",
+                expected=f"a fetched {self.name}", next_command=f"make base-fetch BASE={self.name}",
+            )  # fmt: skip
+
+    def require(self) -> dict:
+        """Verify every byte of the fetched base and return its manifest.
+
+        Raises UserError where it is not there, IntegrityError where it is not what is pinned.
+        """
+        again = f"make base-fetch BASE={self.name}"
+        self.require_folder()
+        manifest = files.verify_manifest(self.folder, KIND)
+        if manifest["pinned"] != self.files:
+            raise IntegrityError(
+                "the base was made of other files than are pinned", where=self.folder / files.MANIFEST,
+                found=_told(manifest["pinned"]), expected=f"{_told(self.files)}, as {show(FILE)} has it",
+                next_command=again,
+            )  # fmt: skip
+        return manifest
+
+
+def load(path: Path | None = None) -> dict[str, Base]:
     """Read every base. Raises Problems with all that is wrong in the file."""
+    path = path or FILE
     nodes, problems = parse(path.read_bytes(), show(path))
     schema = json.loads(_SCHEMA.read_text())
     reading = Reader(schema, lambda line: Origin("file", path, line)).read(nodes)
@@ -66,6 +103,26 @@ def _base(name: str, values: dict) -> Base:
     return Base(
         name, values["source"], values.get("revision"), values["licence"], values.get("files", {}), values["config"]
     )  # fmt: skip
+
+
+def write_pins(base: Base) -> None:
+    """Write a base's revision and hashes into the file of bases, whose other lines and comments stay as they are."""
+    lines = FILE.read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"{base.name}:")) + 1
+    last = next((i for i in range(first, len(lines)) if re.match(r"[^\s#]", lines[i])), len(lines))
+    kept, inside = [], False
+    for line in lines[first:last]:
+        if re.match(r"  \S", line):
+            inside = line.startswith(("  files:", "  revision:"))
+        if not inside:
+            kept.append(line)
+    pins = [f"  revision: {json.dumps(base.revision)}\n", "  files:\n"]
+    pins += [f"    {json.dumps(name)}: {digest}\n" for name, digest in base.files.items()]
+    files.write_text(FILE, "".join([*lines[:first], *pins, *kept, *lines[last:]]))
+
+
+def _told(hashes: dict[str, str]) -> str:
+    return ", ".join(f"{name} {files.short(digest)}" for name, digest in hashes.items()) or "no file"
 
 
 def is_floating(name: str) -> bool:

@@ -43,6 +43,13 @@ class Resolved:
         origins = {key: _DEFAULT for key, _ in schemas.leaves(schemas.recipe_schema())}
         return _resolve(Reading(deepcopy(values), origins), path)
 
+    def changed(self, values: dict[str, object], origin: Origin) -> Resolved:
+        """The recipe with other values at some dotted keys, which came from `origin`. Raises Problems."""
+        reading = Reading(deepcopy(self.values), dict(self.origins))
+        for key, value in values.items():
+            _merge(reading, Reading(_nested(key, value), {key: origin}))
+        return _resolve(reading, self.path)
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     """Read and resolve a recipe; `overrides` are `dotted.key=value`. Raises Problems with everything that is wrong."""
@@ -212,10 +219,15 @@ def _fill(values: dict, schema: dict, method: str | None, prefix: str, origins: 
         elif name in values:
             filled[name] = given
         elif "default" in part:
-            number = schemas.types(part) == ["number"]
-            filled[name] = float(part["default"]) if number else deepcopy(part["default"])
+            filled[name] = _as_read(part["default"], schemas.types(part))
             origins.setdefault(key, _DEFAULT)
     return filled
+
+
+def _as_read(default: object, types: list[str]) -> object:
+    """A default as a file that spells it is read: a number is one with a point, so that both have one hash."""
+    is_number = isinstance(default, int) and not isinstance(default, bool) and "integer" not in types
+    return float(default) if is_number else deepcopy(default)
 
 
 def _resolve(reading: Reading, path: Path) -> Resolved:

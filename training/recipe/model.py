@@ -99,6 +99,7 @@ class Lora:
     alpha: float
     dropout: float
     targets: str | tuple[str, ...]  # "all-linear", "attention", or names of modules
+    from_: str | None  # a run, a checkpoint or an adapter's folder to go on from
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Recipe:
     @classmethod
     def build(cls, values: dict, config_path: Path | None = None) -> "Recipe":
         """Build a recipe from resolved values; `config_path` is `model.config` made absolute."""
-        built = {key: _section(key, value) for key, value in values.items() if key in _SECTIONS}
+        built = {key: section(key, value) for key, value in values.items() if key in _SECTIONS}
         built.setdefault("lora", None)
         built["model"] = Model(values["model"]["base"], values["model"]["arch"], config_path)
         own = {field.name for field in fields(cls)}
@@ -164,10 +165,13 @@ class Recipe:
         return cls(name=values["name"], method=values["method"], sections=others, **built)
 
 
-def _section(key: str, values: dict | None) -> object:
+def section(key: str, values: dict | None) -> object:
+    """Build a section of plain values; None stays None."""
     if values is None:
         return None
     converted = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "warmup" in converted:
         converted["warmup"] = Duration(converted["warmup"])
+    if "from" in converted:
+        converted["from_"] = converted.pop("from")
     return _SECTIONS[key](**converted)

@@ -212,6 +212,7 @@ def training_problems(resolved: object) -> list[TrainyardError]:
             UserError(
                 "an unpinned base cannot be trained", where=resolved.origins.get("model.base"), found=recipe.model.base,
                 expected="a revision and the sha256 of every file in recipes/bases.yaml",
+                next_command=f"make base-fetch BASE={recipe.model.base} ARGS=--pin",
             )
         )  # fmt: skip
     if recipe.model.config is not None:

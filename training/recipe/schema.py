@@ -1,8 +1,9 @@
 """The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
 
 The words are JSON Schema 2020-12. Three annotations are ours: `x-methods` (a section that exists for these methods
-only), `x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). A method's own section
-is a file `training/objectives/<section>.schema.json`, found by listing that folder.
+only), `x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). The methods are those
+of the files `training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has
+properties, is the section of its name.
 """
 
 from __future__ import annotations
@@ -24,9 +25,27 @@ _SUFFIX = ".schema.json"
 def recipe_schema() -> dict:
     """The whole schema of a recipe, the methods' own sections included."""
     schema = json.loads((_HERE / "schema.json").read_text())
-    for path in sorted(_FRAGMENTS.glob(f"*{_SUFFIX}")):
-        schema["properties"][path.name.removesuffix(_SUFFIX)] = json.loads(path.read_text())
+    known = {}
+    for name, fragment in _fragments().items():
+        known |= fragment["x-methods"]
+        if "properties" in fragment:
+            schema["properties"][name] = fragment
+    told = "; ".join(f"{name}: {meaning}" for name, meaning in known.items())
+    method = schema["properties"]["method"]
+    method |= {"description": f"{method['description']} {told}.", "enum": list(known)}
     return schema
+
+
+@cache
+def plugins() -> dict[str, str]:
+    """The plugin of `training.objectives` that brings each method."""
+    return {method: name for name, fragment in _fragments().items() for method in fragment["x-methods"]}
+
+
+@cache
+def _fragments() -> dict[str, dict]:
+    paths_by_name = {path.name.removesuffix(_SUFFIX): path for path in sorted(_FRAGMENTS.glob(f"*{_SUFFIX}"))}
+    return {name: json.loads(path.read_text()) for name, path in paths_by_name.items()}
 
 
 def types(schema: dict) -> list[str]:

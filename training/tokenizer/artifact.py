@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import files, paths, store
-from training.core.errors import IntegrityError
+from training.core.errors import IntegrityError, UserError
+from training.recipe import bases
+from training.recipe.model import Recipe
 from training.tokenizer import huggingface
 from training.tokenizer.encoder import Encoder
 from training.tokenizer.huggingface import CONFIG, TEMPLATE, TOKENIZER
@@ -194,6 +196,17 @@ def of_base(folder: Path) -> Tokenizer:
     if (folder / MANIFEST_IN_CHECKPOINT).is_file():
         return load(folder)
     return Tokenizer(folder=folder, manifest=huggingface.describe(folder))
+
+
+def of_recipe(recipe: Recipe) -> Tokenizer:
+    """The tokenizer that a recipe names, else its base's own. Raises UserError or IntegrityError."""
+    if recipe.tokenizer.path is not None:
+        return load(resolve(recipe.tokenizer.path))
+    if recipe.model.base is None:
+        raise UserError("no tokenizer is named", where="tokenizer.path", expected="a tokenizer, or a base's own")
+    base = bases.find(recipe.model.base)
+    base.require_folder()
+    return load(base.folder)
 
 
 def resolve(reference: str) -> Path:

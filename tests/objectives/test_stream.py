@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from training.objectives.contract import measure
-from training.objectives.pretrain import PretrainRows, summed_nats, token_bytes
+from training.objectives.loss import summed_nats
+from training.objectives.stream import StreamRows
 
 BOS, EOS, PAD, VOCAB = 0, 1, 2, 32
 
@@ -17,17 +18,19 @@ class Split:
     """The part of a TokenSplit that an objective reads."""
 
     tokens: np.ndarray
+    offsets: np.ndarray
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
 
-def rows_of(documents: list[list[int]], seq_len: int) -> PretrainRows:
+def rows_of(documents: list[list[int]], seq_len: int) -> StreamRows:
     stream = np.array([token for document in documents for token in (BOS, *document, EOS)], dtype=np.uint16)
     sizes = np.ones(VOCAB, dtype=np.int32)
     sizes[[BOS, EOS, PAD]] = 0
-    return PretrainRows(Split(stream), sizes, seq_len=seq_len, bos_id=BOS, pad_id=PAD)
+    offsets = np.cumsum([0, *(len(document) + 2 for document in documents)])
+    return StreamRows(Split(stream, offsets), sizes, seq_len=seq_len, pad_id=PAD)
 
 
 def tiny_llama(seed: int = 0) -> torch.nn.Module:
@@ -84,14 +87,6 @@ def test_the_measured_loss_does_not_depend_on_the_batch():
     assert {score.num_bytes for score in scores} == {9 + 1 + 30 + 4 + 17}
     for score in scores[1:]:
         assert score.loss_nats == pytest.approx(scores[0].loss_nats, abs=1e-6)
-
-
-def test_a_byte_level_entry_counts_its_bytes_and_a_special_none():
-    tokenizer_json = {
-        "added_tokens": [{"id": 0, "content": "<|bos|>", "special": True}],
-        "model": {"vocab": {"<|bos|>": 0, "a": 1, "Ġthe": 2, "Ã©": 3}},
-    }
-    assert token_bytes(tokenizer_json, 5).tolist() == [0, 1, 4, 2, 0]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])

@@ -1,0 +1,73 @@
+"""The loss of causal language models: the head applied to trained positions alone, in chunks, summed in nats.
+
+Logits of all positions never exist, unless a model's logits are more than its head gives of its hidden states; such a
+model is marked with `WHOLE_LOGITS`, and its own forward pass gives them.
+
+Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T, flat), M of a chunk, D width,
+V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from training.objectives.contract import Tensors
+
+WHOLE_LOGITS = "gives_whole_logits"
+"""Set on a model whose head cannot be applied alone."""
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+
+
+def trained_nats(model: torch.nn.Module, tensors: Tensors, chunk: int = 0) -> torch.Tensor:
+    """Sum the loss in nats over a batch's labels.
+
+    Args:
+        tensors: `input_ids_BT`, `trained_N` and `labels_N`; `positions_BT` where records share a row.
+        chunk: trained positions whose logits exist at once; 0 for all of them.
+    """
+    inputs = {"input_ids": tensors["input_ids_BT"], "use_cache": False}
+    if "positions_BT" in tensors:
+        inputs["position_ids"] = tensors["positions_BT"]
+    if getattr(model, WHOLE_LOGITS, False):
+        logits_NV = model(**inputs).logits.flatten(0, 1).index_select(0, tensors["trained_N"])
+        return torch.nn.functional.cross_entropy(logits_NV.float(), tensors["labels_N"], reduction="sum")
+    # in one expression, so that the other positions' states are gone before there are logits
+    hidden_ND = model.base_model(**inputs).last_hidden_state.flatten(0, 1).index_select(0, tensors["trained_N"])
+    return summed_nats(logits_of(model), hidden_ND, tensors["labels_N"], chunk)
+
+
+def logits_of(model: torch.nn.Module) -> Logits:
+    """What makes logits of the last hidden states: the head, and the scale or the soft cap that some families have."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    if not (cap or divisor or factor):
+        return head
+
+    def logits(hidden_ND: torch.Tensor) -> torch.Tensor:
+        logits_NV = head(hidden_ND)
+        logits_NV = logits_NV / divisor if divisor else logits_NV
+        logits_NV = logits_NV * factor if factor else logits_NV
+        return torch.tanh(logits_NV / cap) * cap if cap else logits_NV
+
+    return logits
+
+
+def summed_nats(logits: Logits, hidden_ND: torch.Tensor, labels_N: torch.Tensor, chunk: int = 0) -> torch.Tensor:
+    """Sum the cross-entropy over trained positions; with `chunk`, logits of that many exist at once.
+
+    A chunk's logits are computed again in the backward pass, so value and gradient are those of the whole.
+    """
+
+    def of(hidden_MD: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits(hidden_MD).float(), labels_M, reduction="sum")
+
+    if chunk == 0 or len(labels_N) <= chunk:
+        return of(hidden_ND, labels_N)
+    parts = zip(hidden_ND.split(chunk), labels_N.split(chunk), strict=True)
+    return torch.stack(
+        [checkpoint(of, hidden_MD, labels_M, use_reentrant=False) for hidden_MD, labels_M in parts]
+    ).sum()
