@@ -15,9 +15,11 @@ import pytest
 from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
 from training.core import paths
+from training.engine import base_fetch
 
 REAL_CACHE = paths.roots().cache
 TEST_BASE = "debian:bookworm-slim"
+BASE = "smollm2-135m-instruct"
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,23 @@ def real_wheels() -> Path:
     """The machine's own folder of wheels, so that no test fetches them again."""
     lock = wheelhouse.lock_path("cpu")
     return REAL_CACHE / "wheels" / wheelhouse.default_folder(lock).name
+
+
+@pytest.fixture(scope="session")
+def fetched_base() -> Path:
+    """The folder of SmolLM2-135M-Instruct as `base-fetch` makes it, once for this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATA_ROOT", str(REAL_CACHE / "tests"))
+        return base_fetch.fetch(BASE).base.folder
+
+
+@pytest.fixture
+def smollm2(fetched_base: Path) -> Path:
+    """SmolLM2-135M-Instruct as a base of the test's own data root; returns its folder there."""
+    folder = paths.roots().bases / BASE
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(fetched_base)
+    return folder
 
 
 def _built(name: str) -> dict:

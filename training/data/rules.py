@@ -72,6 +72,11 @@ def is_date(text: str) -> bool:
         return False
 
 
+def is_day(text: str) -> bool:
+    """Whether a text is `YYYY-MM-DD`, without a time."""
+    return len(text) == len("2026-01-31") and is_date(text)
+
+
 def reasons(value: object, form: str | None) -> list[Reason]:
     """Every reason why a parsed value is no valid record of a form (None: of none yet); empty where it is."""
     if not isinstance(value, dict):

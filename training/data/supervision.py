@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from training.core import files
 from training.core.errors import UserError
-from training.data.record import is_date
+from training.data.rules import is_day
 from training.recipe.model import Data
 
 LOSS_ON = ("all", "completion", "assistant")
@@ -41,7 +41,7 @@ class Settings:
                 raise UserError(f"no such {name}", found=value, expected=", ".join(known))
         if self.seq_len < _FEWEST_TOKENS:
             raise UserError("too few tokens for a record", found=self.seq_len, expected=f"{_FEWEST_TOKENS} or more")
-        if self.template_date is not None and not is_date(self.template_date):
+        if self.template_date is not None and not is_day(self.template_date):
             raise UserError("not a day", found=self.template_date, expected="a day such as 2026-01-31")
 
     @classmethod
