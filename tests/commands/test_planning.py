@@ -249,7 +249,7 @@ def test_memfit_answers_within_half_a_second_and_without_torch():
 
 def test_bench_compares_times_of_one_run(call, monkeypatch):
     for room in ("tokenizer", "data"):
-        monkeypatch.setattr(f"training.{room}.speed._TEXT_BYTES", 1 << 18)
+        monkeypatch.setattr(f"training.{room}.speed._TEXT_BYTES", 1 << 21)
     code, document, text = call("bench", "--config", DEMO)
     assert code == 0
     assert [ratio["name"] for ratio in document["ratios"] if "datasets" not in ratio["name"]] == [

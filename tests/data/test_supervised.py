@@ -430,7 +430,7 @@ def test_tokens_that_would_train_every_prompt_are_refused():
 def test_a_bad_record_stops_everything_or_is_counted(tokenizer, chat, forged):
     """B38: strict by default; `drop` counts, and records in are documents and those left out."""
     values = [talk(f"q{i}", f"a{i}") for i in range(40)]
-    data = chat(*values, *(talk(f"<|im_start|>{i}", "a") | {"id": f"r-{i}"} for i in range(40 * forged)))
+    data = chat(*values, *(talk(f"<|bos|>{i}", "a") | {"id": f"r-{i}"} for i in range(40 * forged)))
     if not forged:
         tokens.tokenize(data, tokenizer, ANSWERS)
         return

@@ -252,14 +252,7 @@ class Encoder:
             return LeftOut(read.line, TOO_LONG, read.id, before, expected, lever("seq_len", size))
         if not trained.any():
             return LeftOut(read.line, UNTRAINED, read.id, "no label", "an assistant's answer to train on")
-        return Sample(read.line, ids, trained, int(self._text_bytes_V[ids][trained == 1].sum()), notes)
-
-    @cached_property
-    def _text_bytes_V(self) -> np.ndarray:
-        """Bytes of text that each id stands for; control tokens stand for none."""
-        counts_V = self.tokenizer.num_bytes_V.copy()
-        counts_V[list(self.tokenizer.specials.values())] = 0
-        return counts_V
+        return Sample(read.line, ids, trained, int(self.tokenizer.text_bytes_V[ids][trained == 1].sum()), notes)
 
 
 @dataclass(frozen=True)

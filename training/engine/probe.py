@@ -76,4 +76,4 @@ class _Tokenizer:
     """What an objective asks of a tokenizer."""
 
     def __init__(self, vocab_size: int):
-        self.pad_id, self.specials, self.num_bytes_V = 0, {}, np.ones(vocab_size, np.int64)
+        self.pad_id, self.text_bytes_V = 0, np.ones(vocab_size, np.int64)

@@ -85,13 +85,11 @@ class Method(abc.ABC):
         if split.trained is None:
             from training.objectives.stream import StreamRows
 
-            num_bytes_V = tokenizer.num_bytes_V.copy()
-            num_bytes_V[list(tokenizer.specials.values())] = 0
-            return StreamRows(split, num_bytes_V, **settings)
+            return StreamRows(split, tokenizer.text_bytes_V, **settings)
         from training.objectives.records import RecordRows
 
         settings |= {"packs": recipe.data.packing, "seed": recipe.seeds.data}
-        return RecordRows(split, tokenizer.num_bytes_V, **settings)
+        return RecordRows(split, tokenizer.text_bytes_V, **settings)
 
     @abc.abstractmethod
     def build(self, recipe: Recipe, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype) -> Trainee:

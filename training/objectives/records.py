@@ -22,7 +22,7 @@ class RecordRows:
 
     Args:
         split: tokens, where each record begins, and which tokens are trained.
-        num_bytes_V: bytes of text that each token stands for.
+        num_bytes_V: bytes of text that each token stands for, 0 for specials.
         seq_len: the most inputs of a packed row.
         packs: whether records share rows.
         seed: which of the records of equal length meet in a row.

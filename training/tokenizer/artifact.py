@@ -113,6 +113,13 @@ class Tokenizer:
         return counts_V
 
     @cached_property
+    def text_bytes_V(self) -> "np.ndarray":
+        """Bytes of text that each id stands for: control tokens stand for none; int64, shape (vocab_size,)."""
+        counts_V = self.num_bytes_V.copy()
+        counts_V[list(self.specials.values())] = 0
+        return counts_V
+
+    @cached_property
     def _for_prompts(self) -> Encoder:
         return Encoder(self.folder / TOKENIZER, self.dtype)
 
