@@ -6,7 +6,6 @@ add-BOS flag that says other than the tokenizer does, two chat templates, a weig
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
 from training.export.checkpoint import TEMPLATE, Checkpoint
@@ -84,8 +83,8 @@ def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 
 
 def _specials(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    for which in ("bos", "eos"):
-        if checkpoint.special_id(which) is None:
+    for which, found in (("bos", checkpoint.bos_id), ("eos", checkpoint.special_id("eos"))):
+        if found is None:
             yield UserError(
                 f"the tokenizer has no {which.upper()}; llama.cpp would take id 11 for it",
                 where=f"tokenizer_config.json: {which}_token",
@@ -115,36 +114,12 @@ def _template(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     import torch
 
-    return torch.equal(_tensor(checkpoint, first), _tensor(checkpoint, second))
-
-
-def _tensor(checkpoint: Checkpoint, wanted: str):
-    for path in checkpoint.weight_files:
-        for name, tensor in _tensors(path):
-            if name == wanted:
-                return tensor
-    raise KeyError(wanted)
-
-
-def _tensors(path: Path) -> Iterator[tuple]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118
-            yield name, tensors.get_tensor(name)
+    pairs = zip(checkpoint.tensors[first].blocks(), checkpoint.tensors[second].blocks(), strict=True)
+    return all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
 
 def check_finite(checkpoint: Checkpoint) -> None:
-    """Read every tensor once. Raises IntegrityError naming the first with a NaN or an infinity."""
-    import torch
-
-    for path in checkpoint.weight_files:
-        for name, tensor in _tensors(path):
-            wrong = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
-            if wrong:
-                raise IntegrityError(
-                    "a weight is no number",
-                    where=f"{path.name}: {name}",
-                    found=f"{wrong} of {tensor.numel()} values are NaN or infinite",
-                    expected="finite values",
-                )
+    """Raise IntegrityError naming the first tensor with a NaN or an infinity."""
+    if checkpoint.not_finite:
+        where, found = checkpoint.not_finite[0]
+        raise IntegrityError("a weight is no number", where=where, found=found, expected="finite values")

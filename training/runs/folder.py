@@ -168,15 +168,18 @@ def all_runs() -> list[RunFolder]:
 
 def resolve_checkpoint(reference: str) -> Path:
     """The checkpoint folder that is meant: a step folder itself, or of a run (id, folder, `latest`) the best, else
-    the latest. Raises UserError or IntegrityError."""
+    the latest; `ID/best` and `ID/latest` say which. Raises UserError or IntegrityError."""
     path = Path(reference)
+    wanted = path.name if path.name in ("best", "latest") and path.name != reference else None
+    if wanted:
+        reference = str(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     if (path / files.MANIFEST).is_file():
         return path
     if path.is_dir() and _STEP_NAME.fullmatch(path.name):
         files.read_manifest(path, "checkpoint")
     run = RunFolder.open(reference)
-    folder = run.pointed("best")
-    if folder is None and (run.checkpoints / "best.json").exists():
+    folder = None if wanted == "latest" else run.pointed("best")
+    if folder is None and wanted != "latest" and (run.checkpoints / "best.json").exists():
         raise IntegrityError(
             "the run's best checkpoint is damaged or gone",
             where=run.checkpoints / "best.json",
@@ -185,7 +188,7 @@ def resolve_checkpoint(reference: str) -> Path:
             next_command="the same command with another step's folder: "
             + ", ".join(str(run.step_folder(step)) for step in run.steps()[-3:]),
         )
-    folder = folder or run.latest()
+    folder = folder or (None if wanted == "best" else run.latest())
     if folder is None:
         raise UserError(
             "the run has no complete checkpoint",
