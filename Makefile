@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -130,13 +130,21 @@ evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step fol
 	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
 
 ##@ Ship
-.PHONY: export-build export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
+.PHONY: export-build export-gguf delta-export delta-import verify serve-eval serve-start serve-stop serve-status serve-restore
 export-build: setup ## Fetch the pinned llama.cpp, verified by its hash; build the export image where an engine is
 	@$(TRAINYARD) export-build $(ARGS)
 
 export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
 	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
 	@$(TRAINYARD) export-gguf "$$CHECKPOINT" $(ARGS)
+
+delta-export: setup ## Hand an adapter on: one zip without local paths. CHECKPOINT=run (ARGS="--name N")
+	$(call need,CHECKPOINT,make delta-export CHECKPOINT=latest)
+	@$(TRAINYARD) delta-export "$$CHECKPOINT" $(ARGS)
+
+delta-import: setup ## Take an adapter that was handed on; its base must be here. DELTA=file.delta.zip
+	$(call need,DELTA,make delta-import DELTA=mine.delta.zip)
+	@$(TRAINYARD) delta-import "$$DELTA" $(ARGS)
 
 verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
 	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)

@@ -35,7 +35,7 @@ COMMANDS = {
     "Plan": ("memfit", "bench-memfit", "bench", "check"),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
-    "Export": ("export-build", "export-gguf"),
+    "Export": ("export-build", "export-gguf", "delta-export", "delta-import"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
     "All of it": ("demo",),
 }

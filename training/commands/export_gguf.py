@@ -36,6 +36,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     name = args.name or export.default_name(checkpoint)
     if args.format == "merged":
         return _merged(args, report, checkpoint, name)
+    if args.format == "adapter":
+        return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, name=name, weighed=args.importance))
@@ -70,6 +72,21 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
     report.add("weights", short(made.manifest["weights_sha256"]))
     report.add("next", f"make export-gguf CHECKPOINT={made.folder}")
     return {"path": paths.for_people(made.folder), "reused": made.reused, "manifest": made.manifest}
+
+
+def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) -> dict:
+    from training.core import paths
+    from training.export import adapter_gguf
+
+    [quant] = _quants(args.quant or "F16", adapter_gguf.QUANTS)[:1]
+    if args.dry_run:
+        target = adapter_gguf.path_of(name, quant)
+        return _previewed(report, {target: f"would be the adapter in {quant}, served beside its base"})
+    output = adapter_gguf.export(checkpoint, quant, name=name, force=args.force)
+    report.add(f"adapter {quant}", _figures(output))
+    report.add("from", _chain(output.manifest))
+    report.add("next", f"llama-server --model BASE.gguf --lora {paths.container_path(output.gguf)}")
+    return {"path": paths.for_people(output.gguf), "reused": output.reused, "manifest": output.manifest}
 
 
 def _exported(report: Report, outputs: list) -> dict:

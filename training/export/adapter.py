@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _REFUSED = ("use_dora", "alpha_pattern", "lora_bias", "fan_in_fan_out", "use_qalora", "layer_replication")
+_ITEMS_AT_ONCE = 1 << 20
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 _ROWS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(\.default)?")
 _COPY = re.compile(r"(?P<name>.+\.(?:weight|bias))")
@@ -229,13 +230,13 @@ class MergedTensor:
         if self.is_plain:
             yield from self.base.blocks()
             return
-        a_RI = self.pair and self.pair.a.read().float() * self.pair.scale
-        b_OR = self.pair and self.pair.b.read().float()
+        a_RI = self.pair and self.pair.a.read().double() * self.pair.scale
+        b_OR = self.pair and self.pair.b.read().double()
         new_K = None if self.rows is None else self.rows.values.read().float()
         for first, block in self.base.blocks():
             block_MI = block.float()
             if self.pair is not None:
-                block_MI = block_MI.addmm_(b_OR[first : first + len(block)], a_RI)
+                _add_product(block_MI, b_OR[first : first + len(block)], a_RI)
             if new_K is not None:
                 self._put_rows(block_MI, first, new_K)
             yield first, block_MI
@@ -253,3 +254,17 @@ class MergedTensor:
         import torch
 
         return torch.cat([block for _, block in self.blocks()]) if len(self.shape) > 1 else next(self.blocks())[1]
+
+
+def _add_product(block_MI: torch.Tensor, b_MR: torch.Tensor, a_RI: torch.Tensor) -> None:
+    """Add a product in float64 and round once, on one thread, so that no number of threads shows in the bytes."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        step = max(1, _ITEMS_AT_ONCE // block_MI.shape[1])
+        for rows, factor in zip(block_MI.split(step), b_MR.split(step), strict=True):
+            rows.copy_(torch.addmm(rows.double(), factor, a_RI))
+    finally:
+        torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ from training.tokenizer import artifact, huggingface, pretokenizers
 if TYPE_CHECKING:
     import tokenizers
 
-KIND = "checkpoint"
+KIND, DELTA = "checkpoint", "delta"
 CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
 NotFinite = tuple[tuple[str, str], ...]
@@ -173,14 +173,16 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     if is_plain and (path / CONFIG).is_file():
         return _plain(path.absolute(), tokenizer)
     folder = runs.resolve_checkpoint(reference).absolute()
-    manifest, wrong = _verified(folder, KIND)
+    is_delta = files.read_json(folder / files.MANIFEST).get("kind") == DELTA
+    manifest, wrong = _verified(folder, DELTA if is_delta else KIND)
     origin = {key: manifest.get(key) for key in _ORIGIN}
+    if is_delta:
+        origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
     if not (folder / adapters.SETTINGS).is_file():
         return _with_tokenizer(folder, _tokenizer_folder(folder, tokenizer), origin, not_finite=wrong)
     beside, more_wrong = _base_of(origin["base"], folder)
-    return _with_tokenizer(
-        beside, _tokenizer_folder(folder, tokenizer), origin, adapters.open_adapter(folder), wrong + more_wrong
-    )
+    place = _tokenizer_folder(beside if is_delta else folder, tokenizer)
+    return _with_tokenizer(beside, place, origin, adapters.open_adapter(folder), wrong + more_wrong)
 
 
 def _verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:

@@ -24,7 +24,7 @@ from training.export.gguf_file import GgufFile
 from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
 
-__all__ = ["QUANTS", "Output", "default_name", "export", "preview"]
+__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
 _HEAD = "lm_head.weight"
@@ -144,7 +144,7 @@ class _Work:
             made, prepared = self._convert(workspace)
             proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
             return {
-                target.quant: _publish(target, made[target.quant], *found) for target, found in proved.items()
+                target.quant: publish(target.gguf, made[target.quant], *found) for target, found in proved.items()
             }  # fmt: skip
 
     @property
@@ -287,14 +287,14 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
     }  # fmt: skip
 
 
-def _publish(target: _Target, made: Path, written: dict, positions: list[dict]) -> Output:
+def publish(target: Path, made: Path, written: dict, positions: list[dict]) -> Output:
     """Give a proved file its final name, then its manifest; at no moment does a manifest stand beside other bytes."""
-    same = target.gguf.exists() and files.sha256_file(target.gguf) == written["sha256"]
+    same = target.exists() and files.sha256_file(target) == written["sha256"]
     if not same:
-        manifest.path_of(target.gguf).unlink(missing_ok=True)
+        manifest.path_of(target).unlink(missing_ok=True)
         files.fsync_path(made)
-        os.replace(made, target.gguf)
-        files.fsync_path(target.gguf.parent)
-    picture.write(target.gguf, written, positions)
-    files.write_json(manifest.path_of(target.gguf), written)
-    return Output(target.gguf, written, reused=same)
+        os.replace(made, target)
+        files.fsync_path(target.parent)
+    picture.write(target, written, positions)
+    files.write_json(manifest.path_of(target), written)
+    return Output(target, written, reused=same)

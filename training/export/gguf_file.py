@@ -70,6 +70,20 @@ def inspect(path: Path) -> GgufFile:
     )
 
 
+def tensors_of(path: Path) -> dict:
+    """What of any GGUF's tensors a manifest holds: hashes, bytes, how many of each type, parameters."""
+    import gguf
+
+    gguf_header.read(path)
+    tensors = gguf.GGUFReader(path).tensors
+    sha256, tensor_sha256 = _hashes(path, tensors)
+    return {
+        "sha256": sha256, "tensor_sha256": tensor_sha256, "bytes": path.stat().st_size,
+        "tensor_types": dict(sorted(Counter(tensor.tensor_type.name for tensor in tensors).items())),
+        "parameters": sum(int(tensor.n_elements) for tensor in tensors),
+    }  # fmt: skip
+
+
 def _hashes(path: Path, tensors: list) -> tuple[str, str]:
     whole, data = hashlib.sha256(), hashlib.sha256()
     with open(path, "rb") as file:

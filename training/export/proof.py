@@ -57,8 +57,8 @@ class Proof:
             gap = parity.gap(logprobs_NV, reference.logprobs(checkpoint, prompts, nf4=True))
         return cls(checkpoint, texts, prompts, logprobs_NV, gap)
 
-    def run(self, gguf: Path, quant: str, workspace: Path) -> dict:
-        """Serve the file privately and compare.
+    def run(self, gguf: Path, quant: str, workspace: Path, *, lora: Path | None = None) -> dict:
+        """Serve the file privately, with an adapter's file beside it, and compare.
 
         Returns the manifest's `parity` and `fingerprint`, and `positions`, what each position was off.
         """
@@ -67,7 +67,7 @@ class Proof:
         threads = max(1, len(os.sched_getaffinity(0)) // 2)
         ctx_size = max(len(prompt.ids) for prompt in self.prompts) + _SPARE_CONTEXT_TOKENS
         log = workspace / f"server-{quant}.log"
-        with ServerProcess.start(gguf, log=log, ctx_size=ctx_size, threads=threads) as server:
+        with ServerProcess.start(gguf, log=log, ctx_size=ctx_size, threads=threads, lora=lora) as server:
             server.wait_healthy(_HEALTH_SECONDS)
             client = Client(server.url)
             counts = ids.check(client, encoder, self.texts.lines, tokenizer["pre_tokenizer"])

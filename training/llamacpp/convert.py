@@ -102,6 +102,24 @@ class Conversion:
         pairs = [f"{quant}={output}" for quant, output in outputs.items()]
         command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), str(staged)]
         command += [pre_tokenizer, name, "" if turn_end_id is None else str(turn_end_id), *pairs]
+        return cls._spawn(command, workspace)
+
+    @classmethod
+    def start_adapter(cls, adapter: Path, config: dict, quant: str, output: Path, workspace: Path) -> "Conversion":
+        """Start converting an adapter in PEFT's form; of its base the configuration is enough."""
+        source, base, staged = sources.require_source(), workspace / "base", workspace / "adapter"
+        for folder in (base, staged):
+            folder.mkdir()
+        files.write_json(base / "config.json", config)
+        (staged / "adapter_model.safetensors").symlink_to((adapter / "adapter_model.safetensors").resolve())
+        settings = files.read_json(adapter / "adapter_config.json")
+        settings["lora_alpha"] = _alpha(settings)
+        files.write_json(staged / "adapter_config.json", settings | {"base_model_name_or_path": None})
+        command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), "--adapter"]
+        return cls._spawn([*command, str(base), str(staged), f"{quant}={output}"], workspace)
+
+    @classmethod
+    def _spawn(cls, command: list[str], workspace: Path) -> "Conversion":
         log = workspace / "convert.log"
         with open(log, "wb") as output:
             process = subprocess.Popen(
@@ -127,6 +145,12 @@ class Conversion:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _alpha(settings: dict) -> float:
+    """The alpha that gives the adapter's scale as the server computes it, alpha over rank."""
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    return alpha * rank**0.5 if settings.get("use_rslora") else alpha
 
 
 def _environment(workspace: Path) -> dict[str, str]:

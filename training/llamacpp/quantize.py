@@ -21,6 +21,7 @@ from training.llamacpp.pin import Pin
 TOOL = "llama-quantize"
 K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 KIND = "llama.cpp tools"
+BUILD_COMMAND = "make export-build ARGS=--quantizer"
 _LAST_LINES = 8
 _BUILD_BYTES = 400 << 20
 # As docker/export.Dockerfile has them: nothing is tuned to this processor and nothing is fetched; -O1 for what only
@@ -51,7 +52,7 @@ def require_tool(pin: Pin | None = None) -> Path:
         return in_image
     raise MachineError(
         "llama.cpp's quantiser is not on this machine", where=folder, found=f"no {TOOL}",
-        expected=f"{TOOL} of llama.cpp {pin.name}, compiled once", next_command=sources.FETCH_COMMAND,
+        expected=f"{TOOL} of llama.cpp {pin.name}, compiled once", next_command=BUILD_COMMAND,
     )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def build(pin: Pin | None = None) -> Path:
             raise MachineError(
                 "llama.cpp's quantiser cannot be compiled here", where="PATH", found=f"no {', no '.join(missing)}",
                 expected="cmake and a C++ compiler, or a container engine",
-                next_command=f"install {' and '.join(missing)}, then {sources.FETCH_COMMAND}",
+                next_command=f"install {' and '.join(missing)}, then {BUILD_COMMAND}",
             )  # fmt: skip
         files.require_space(folder, _BUILD_BYTES, "compiling llama.cpp's quantiser")
         with files.atomic_folder(folder) as unpacked:
@@ -93,7 +94,7 @@ def _compile(source: Path, folder: Path, pin: Pin) -> None:
             lines = "\n".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:])
             raise MachineError(
                 "llama.cpp's quantiser could not be compiled", where=command[0], found=lines,
-                expected="a compiler for C++17", next_command=sources.FETCH_COMMAND,
+                expected="a compiler for C++17", next_command=BUILD_COMMAND,
             )  # fmt: skip
     shutil.copy2(work / "bin" / TOOL, folder / TOOL)
     shutil.rmtree(work)
