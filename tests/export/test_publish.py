@@ -93,7 +93,7 @@ def test_file_and_manifest_lie_where_the_contract_says(make_folder):
     [output] = _export(make_folder(), "Q8_0")
     assert output.gguf == paths.roots().data / "models/trained/tiny/tiny-Q8_0.gguf"
     assert manifest.verify(output.gguf) == output.manifest
-    kinds = ("gguf", "manifest.json", "parity.json", "parity.svg")
+    kinds = ("Modelfile", "gguf", "manifest.json", "parity.json", "parity.svg")
     assert _left() == {"tiny", *(f"tiny-Q8_0.{kind}" for kind in kinds)}
 
 

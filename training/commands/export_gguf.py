@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--importance", action="store_true", help="weigh K-quants by the training data")
     parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
+    parser.add_argument(
+        "--ollama", metavar="NAME", help="register the last file with Ollama under this name"
+    )
+    parser.add_argument("--sign", metavar="KEY", help="sign the manifests with an SSH key, by ssh-keygen -Y")
     parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, and do nothing")
     parser.add_argument("--force", action="store_true", help="replace a file of the same name with other bytes")
 
@@ -41,7 +45,23 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, name=name, weighed=args.importance))
-    return _exported(report, export.export(checkpoint, quants, name=name, force=args.force, weighed=args.importance))
+    outputs = export.export(checkpoint, quants, name=name, force=args.force, weighed=args.importance)
+    document = _exported(report, outputs)
+    _sign_and_register(args, report, outputs)
+    return document
+
+
+def _sign_and_register(args: argparse.Namespace, report: Report, outputs: list) -> None:
+    from pathlib import Path
+
+    from training.export import manifest, modelfile, signature
+
+    if args.sign:
+        made = [signature.sign(manifest.path_of(output.gguf), Path(args.sign).expanduser()) for output in outputs]
+        report.add("signed", ", ".join(path.name for path in made))
+    if args.ollama:
+        modelfile.register(args.ollama, modelfile.path_of(outputs[-1].gguf))
+        report.add("ollama", f"ollama run {args.ollama}")
 
 
 def _previewed(report: Report, intents: dict) -> dict:
@@ -109,6 +129,7 @@ def _exported(report: Report, outputs: list) -> dict:
     report.add("from", _chain(made))
     pinned = made["llama_cpp"]
     report.add("llama.cpp", f"{pinned['build']}-{pinned['commit'][:9]}, served by {made['fingerprint']['server']}")
+    report.add("fits", _fit(outputs[-1].gguf))
     report.add("next", f"make serve-eval MODEL={paths.container_path(outputs[-1].gguf)}")
     return {
         "outputs": [
@@ -116,6 +137,14 @@ def _exported(report: Report, outputs: list) -> dict:
             for output in outputs
         ]
     }
+
+
+def _fit(gguf) -> str:
+    from training.calculator import devices
+    from training.serving import memory, model
+
+    served = model.served(model.read_header(gguf), gguf.stat().st_size)
+    return memory.fit_text(memory.fit(served, "cuda" if devices.gpus() else "cpu"))
 
 
 def _figures(output) -> str:

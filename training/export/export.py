@@ -18,7 +18,7 @@ from training.core import files, locks, paths, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.core.units import format_bytes
-from training.export import checks, gguf_file, importance, manifest, merge, picture, plan, proof
+from training.export import checks, gguf_file, importance, manifest, merge, modelfile, picture, plan, proof
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.export.plan import QUANTS, Plan
@@ -143,9 +143,11 @@ class _Work:
         with files.disk_errors(folder), _workspace(folder) as workspace:
             made, prepared = self._convert(workspace)
             proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
-            return {
-                target.quant: publish(target.gguf, made[target.quant], *found) for target, found in proved.items()
-            }  # fmt: skip
+            return {target.quant: self._publish(target, made[target.quant], *found) for target, found in proved.items()}
+
+    def _publish(self, target: _Target, made: Path, written: dict, positions: list[dict]) -> Output:
+        modelfile.write(self.checkpoint, target.gguf, written["context_length"])
+        return publish(target.gguf, made, written, positions)
 
     @property
     def _whole_type(self) -> str | None:
