@@ -18,7 +18,7 @@ from training.core import files, locks, paths, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.core.units import format_bytes
-from training.export import checks, gguf_file, importance, manifest, merge, modelfile, picture, plan, proof
+from training.export import checks, gguf_file, importance, manifest, merge, modelfile, picture, plan, positions, proof
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.export.plan import QUANTS, Plan
@@ -27,7 +27,6 @@ from training.llamacpp import convert, pin, quantize, source
 __all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
-_HEAD = "lm_head.weight"
 _logger = logging.getLogger(__name__)
 
 
@@ -204,9 +203,9 @@ class _Work:
         if not self.force:
             _refuse_other_bytes(target, self.checkpoint, facts)
         proved = prepared.run(made, target.quant, workspace)
-        positions = proved.pop("positions")
+        each = proved.pop("positions")
         weighed = self.importance if target.quant in quantize.K_QUANTS else None
-        return _manifest(self.checkpoint, target, self.name, facts, proved | {"importance": weighed}), positions
+        return _manifest(self.checkpoint, target, self.name, facts, proved | {"importance": weighed}), each
 
 
 @contextlib.contextmanager
@@ -251,7 +250,7 @@ def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserErro
     )
 
 
-def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target | None = None) -> GgufFile:
+def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
     """Read the converted file, and hold what the converter wrote against what it was to write."""
     facts = gguf_file.inspect(gguf)
     tokenizer = checkpoint.origin["tokenizer"]
@@ -262,12 +261,13 @@ def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target | None = None) 
         "tokenizer.ggml.eos_token_id": (facts.eos_id, checkpoint.special_id("eos")),
         "tokenizer.chat_template": (facts.chat_template, checkpoint.chat_template),
         "number of tokens": (facts.vocab_size, checkpoint.config["vocab_size"]),
-        "two matrices of embedding and head": (facts.has_output, _HEAD in checkpoint.shapes),
+        "two matrices of embedding and head": (facts.has_output, "output.weight" in target.plan.types),
     }
     for key, (found, expected) in pairs.items():
         if found != expected:
             raise IntegrityError("the converter wrote something else", where=key, found=found, expected=expected)
-    if target is not None and abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
+    positions.require_equal(checkpoint.config, gguf, set(facts.tensor_names))
+    if abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
         _logger.warning("the file has %d bytes, %d were planned", facts.bytes, target.plan.num_bytes)
     return facts
 

@@ -34,6 +34,7 @@ class GgufFile:
     eos_id: int | None
     chat_template: str | None
     has_output: bool
+    tensor_names: frozenset[str]
 
 
 def inspect(path: Path) -> GgufFile:
@@ -67,6 +68,7 @@ def inspect(path: Path) -> GgufFile:
         eos_id=value("tokenizer.ggml.eos_token_id"),
         chat_template=value("tokenizer.chat_template"),
         has_output=any(tensor.name == "output.weight" for tensor in reader.tensors),
+        tensor_names=frozenset(tensor.name for tensor in reader.tensors),
     )
 
 

@@ -60,9 +60,7 @@ def write(checkpoint: Checkpoint, gguf: Path, context_tokens: int) -> Path:
     elif checkpoint.chat_template is None:
         lines += ["# The model has no chat template: it continues text.", 'TEMPLATE "{{ .Prompt }}"']
     else:
-        lines.append(
-            "# The chat template is more than Ollama's language says; Ollama takes what it knows of it."
-        )
+        lines.append("# The chat template is more than Ollama's language says; Ollama takes what it knows of it.")
     stops = [checkpoint.special_id("eos"), checkpoint.turn_end_id]
     texts = dict.fromkeys(checkpoint.encoder.id_to_token(one) for one in stops if one is not None)
     lines += [f"PARAMETER stop {json.dumps(text, ensure_ascii=False)}" for text in texts]
