@@ -65,7 +65,7 @@ class _Proof:
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "require_source", lambda pinned=None: Path("/nowhere"))
+    monkeypatch.setattr(source, "choose", lambda: source.LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True))
     monkeypatch.setattr(convert, "architectures", lambda folder: frozenset({"LlamaForCausalLM"}))
     monkeypatch.setattr(convert, "architecture_of", lambda folder, name: "llama")
     start = classmethod(lambda cls, folder, outputs, *, name, **_: _Conversion(folder, outputs, name))

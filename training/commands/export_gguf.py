@@ -24,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--importance", action="store_true", help="weigh K-quants by the training data")
     parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
+    parser.add_argument("--ollama", metavar="NAME", help="register the last file with Ollama under this name")
     parser.add_argument(
-        "--ollama", metavar="NAME", help="register the last file with Ollama under this name"
+        "--llama-cpp", metavar="DIR", help="convert with this llama.cpp, the pin's alone"
     )
+    parser.add_argument("--allow-unpinned", action="store_true", help="take another llama.cpp; the manifest says so")
     parser.add_argument("--sign", metavar="KEY", help="sign the manifests with an SSH key, by ssh-keygen -Y")
     parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, and do nothing")
     parser.add_argument("--force", action="store_true", help="replace a file of the same name with other bytes")
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.export import checkpoint as checkpoints
     from training.export import export
+    from training.llamacpp import source
 
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, args.tokenizer, args.base)
     name = args.name or export.default_name(checkpoint)
@@ -43,9 +46,11 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if args.format == "adapter":
         return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
+    chosen = source.choose(args.llama_cpp, allow_unpinned=args.allow_unpinned)
+    settings = {"name": name, "weighed": args.importance, "llama_cpp": chosen}
     if args.dry_run:
-        return _previewed(report, export.preview(checkpoint, quants, name=name, weighed=args.importance))
-    outputs = export.export(checkpoint, quants, name=name, force=args.force, weighed=args.importance)
+        return _previewed(report, export.preview(checkpoint, quants, **settings))
+    outputs = export.export(checkpoint, quants, force=args.force, **settings)
     document = _exported(report, outputs)
     _sign_and_register(args, report, outputs)
     return document
@@ -128,7 +133,8 @@ def _exported(report: Report, outputs: list) -> dict:
         report.add("merged", ", ".join(f"{count} {kind}" for kind, count in made["adapter_tensors"].items()))
     report.add("from", _chain(made))
     pinned = made["llama_cpp"]
-    report.add("llama.cpp", f"{pinned['build']}-{pinned['commit'][:9]}, served by {made['fingerprint']['server']}")
+    named = f"{pinned['build']}-{pinned['commit'][:9]}" if "build" in pinned else "not the pinned one"
+    report.add("llama.cpp", f"{named}, served by {made['fingerprint']['server']}")
     report.add("fits", _fit(outputs[-1].gguf))
     report.add("next", f"make serve-eval MODEL={paths.container_path(outputs[-1].gguf)}")
     return {

@@ -11,10 +11,10 @@ from training.core.errors import UserError
 from training.export import checks, gguf_file, proof
 from training.export.checkpoint import Checkpoint
 from training.export.export import Output, publish
+from training.export.manifest import ADAPTER_KIND
 from training.llamacpp import convert, pin, source
 
 QUANTS = ("F16", "F32")
-KIND = "gguf-adapter"
 
 
 def path_of(name: str, quant: str) -> Path:
@@ -92,7 +92,7 @@ def _manifest(checkpoint: Checkpoint, target: Path, quant: str, name: str, facts
     origin = checkpoint.origin
     keys = ("run", "step", "method", "base", "weights_sha256", "tokenizer", "dataset", "recipe_sha256")
     return {
-        "schema": 1, "kind": KIND, "name": name, "file": target.name, "quant_type": quant, **facts,
+        "schema": 1, "kind": ADAPTER_KIND, "name": name, "file": target.name, "quant_type": quant, **facts,
         **{key: origin[key] for key in keys}, "adapter_tensors": checkpoint.adapter.counts,
         "llama_cpp": pin.load().to_json(), "tool": version.tool(), **proved,
     }  # fmt: skip

@@ -23,6 +23,7 @@ from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
+from training.llamacpp.source import LlamaCpp
 
 __all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
@@ -54,9 +55,12 @@ def default_name(checkpoint: Checkpoint) -> str:
     return store.name_from(name)
 
 
-def preview(checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False) -> dict[Path, str]:
+def preview(
+    checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False, llama_cpp: LlamaCpp | None = None
+) -> dict[Path, str]:  # fmt: skip
     """Check what can be checked before a conversion and say what `export` would do with each file. Writes nothing."""
-    return {target.gguf: _intent(target, checkpoint) for target in _plan(checkpoint, quants, name, weighed)}
+    planned = _plan(checkpoint, quants, name, weighed, llama_cpp or source.choose())
+    return {target.gguf: _intent(target, checkpoint) for target in planned}
 
 
 def _intent(target: _Target, checkpoint: Checkpoint) -> str:
@@ -69,36 +73,40 @@ def _intent(target: _Target, checkpoint: Checkpoint) -> str:
 
 
 def export(
-    checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False
+    checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False,
+    llama_cpp: LlamaCpp | None = None,
 ) -> list[Output]:  # fmt: skip
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
 
     Args:
         weighed: let K-quants weigh their rounding by an importance matrix of the training data.
+        llama_cpp: what converts; None takes what `source.choose` does by itself.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
     """
-    targets = _plan(checkpoint, quants, name, weighed)
+    llama_cpp = llama_cpp or source.choose()
+    targets = _plan(checkpoint, quants, name, weighed, llama_cpp)
     lock = paths.roots().trained / f".{name}.lock"
     with locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
-        made = _Work(checkpoint, missing, name, force, weighed).run() if missing else {}
+        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp).run() if missing else {}
         return [(kept | made)[quant] for quant in quants]
 
 
-def _plan(checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool) -> list[_Target]:
+def _plan(
+    checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, llama_cpp: LlamaCpp
+) -> list[_Target]:  # fmt: skip
     store.check_name(name, "model")
-    pinned = pin.load()
-    folder = source.require_source(pinned)
+    folder = llama_cpp.folder
     checks.check(checkpoint, convert.architectures(folder))
     if any(quant in quantize.K_QUANTS for quant in quants):
-        quantize.require_tool(pinned)
+        quantize.require_tool()
     architecture = convert.architecture_of(folder, checkpoint.config["architectures"][0])
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "converter": pinned.converter_sha256, "proof": proof.VERSION, "weighed": weighed,
+        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION, "weighed": weighed,
     }  # fmt: skip
     target = paths.roots().trained / name
     return [
@@ -125,8 +133,11 @@ def _reusable(target: _Target) -> Output | None:
 class _Work:
     """The making of the files that are missing, in a workspace beside their places."""
 
-    def __init__(self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool):
+    def __init__(
+        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool, llama_cpp: LlamaCpp
+    ):  # fmt: skip
         self.checkpoint, self.targets, self.name, self.force = checkpoint, targets, name, force
+        self.llama_cpp = llama_cpp
         self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
         self.importance: dict | None = None
 
@@ -176,6 +187,7 @@ class _Work:
             folder, outputs, tokenizer=checkpoint.tokenizer_folder,
             pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=self.name,
             workspace=workspace, bos_id=checkpoint.bos_id, turn_end_id=checkpoint.turn_end_id,
+            source=self.llama_cpp.folder,
         ) as conversion:  # fmt: skip
             _logger.info("converting to %s; meanwhile PyTorch computes what they must say", ", ".join(outputs))
             matrix = self._weigh(workspace) if self.weighed else None
@@ -189,8 +201,14 @@ class _Work:
                 quantize.run(outputs[self._whole_type], outputs[quant], quant, threads=threads, importance=matrix)
         return outputs, prepared
 
+    def _llama_cpp(self) -> dict:
+        """The manifest's `llama_cpp`: the pin, or, of another one, only what can be said of it."""
+        if self.llama_cpp.is_pinned:
+            return pin.load().to_json()
+        return {"reproducible": False, "converter_sha256": self.llama_cpp.converter_sha256}
+
     def _weigh(self, workspace: Path) -> Path:
-        architecture = convert.architecture_of(source.require_source(), self.checkpoint.config["architectures"][0])
+        architecture = convert.architecture_of(self.llama_cpp.folder, self.checkpoint.config["architectures"][0])
         path = workspace / "importance.gguf"
         self.importance = importance.of_training_data(self.checkpoint, architecture, path)
         return path
@@ -205,7 +223,9 @@ class _Work:
         proved = prepared.run(made, target.quant, workspace)
         each = proved.pop("positions")
         weighed = self.importance if target.quant in quantize.K_QUANTS else None
-        return _manifest(self.checkpoint, target, self.name, facts, proved | {"importance": weighed}), each
+        return _manifest(
+            self.checkpoint, target, self.name, facts, proved | {"importance": weighed, "llama_cpp": self._llama_cpp()}
+        ), each
 
 
 @contextlib.contextmanager
@@ -283,7 +303,7 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
         "base": origin["base"], "method": origin["method"],
         "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos},
         "chat_template": checkpoint.chat_template, "dataset": origin["dataset"],
-        "recipe_sha256": origin["recipe_sha256"], "llama_cpp": pin.load().to_json(), "tool": version.tool(),
+        "recipe_sha256": origin["recipe_sha256"], "tool": version.tool(),
         "inputs_sha256": target.inputs_sha256, "planned_bytes": target.plan.num_bytes,
         "adapter_tensors": checkpoint.adapter.counts if checkpoint.adapter else None, **proved,
     }  # fmt: skip

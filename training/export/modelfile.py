@@ -17,7 +17,7 @@ from training.export import turns
 from training.export.checkpoint import Checkpoint
 from training.tokenizer.template import normalised
 
-_MARK = "\x02content\x02"
+_MARK, _OTHER = "\x02content\x02", "\x02other\x02"
 _ROLES = ("system", "user", "assistant")
 _SECONDS = 600
 
@@ -100,28 +100,30 @@ def frame_of(checkpoint: Checkpoint) -> Frame | None:
 
 def _read_off(render) -> Frame:
     """Take a template apart. Raises ValueError where a text does not stand in it as it is."""
-    systems = render(("system", _MARK), ("user", "U"))
-    before_system, _, rest = systems.partition(_MARK)
-    user = render(("system", "S"), ("user", _MARK))
     alone = render(("user", _MARK))
-    pair = render(("user", "U"), ("assistant", _MARK), ("user", "U"))
-    before_alone, _, after_user = alone.partition(_MARK)
-    after_system = rest[: rest.index("U") - _common_suffix(rest[: rest.index("U")], before_alone)]
-    before_user = user[user.index("S") + 1 :].removeprefix(after_system).partition(_MARK)[0]
-    without_system = before_alone.removesuffix(before_user)
-    before_answer, _, after_answer = pair.partition(_MARK)
-    before_answer = before_answer[before_answer.rindex("U") + 1 :].removeprefix(after_user)
-    after_answer = after_answer[: after_answer.rindex("U")].removesuffix(before_user)
-    answer = render(("user", _MARK), prompt=True)[len(alone) :]
-    around = {"system": (before_system, after_system), "user": (before_user, after_user)}
-    return Frame(around | {"assistant": (before_answer, after_answer)}, without_system, answer)
+    before_alone, after_user = _split(alone)
+    try:
+        between = _split(render(("user", _OTHER), ("user", _MARK)))[0].partition(_OTHER)[2]
+        before_user = between.removeprefix(after_user)
+    except UserError:  # it wants turns: what stands between an answer and a question is the question's
+        before_user = _split(render(("user", "U"), ("assistant", _OTHER), ("user", _MARK)))[0].partition(_OTHER)[2]
+    before_system, rest = _split(render(("system", _MARK), ("user", _OTHER)))
+    after_system = rest.partition(_OTHER)[0].removesuffix(before_user)
+    before, after = _split(render(("user", _OTHER), ("assistant", _MARK), ("user", "U")))
+    answer = (
+        before.partition(_OTHER)[2].removeprefix(after_user),
+        after[: after.rindex("U")].removesuffix(before_user),
+    )
+    around = {"system": (before_system, after_system), "user": (before_user, after_user), "assistant": answer}
+    opening = render(("user", _MARK), prompt=True)[len(alone) :]
+    return Frame(around, before_alone.removesuffix(before_user), opening)
 
 
-def _common_suffix(one: str, other: str) -> int:
-    count = 0
-    while count < min(len(one), len(other)) and one[-1 - count] == other[-1 - count]:
-        count += 1
-    return count
+def _split(text: str) -> tuple[str, str]:
+    before, mark, after = text.partition(_MARK)
+    if not mark:
+        raise ValueError("a text does not stand in the template as it is")
+    return before, after
 
 
 def register(name: str, modelfile: Path) -> None:
