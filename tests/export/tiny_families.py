@@ -21,7 +21,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, "use_sliding_window": False}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32, "num_hidden_layers": 6}),
-    "phi": ("Phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "phi": ("Phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 256}),
     "phi3": ("Phi3", {"sliding_window": None}),
 }
 """transformers' class and what the configuration has beyond the sizes."""

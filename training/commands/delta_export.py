@@ -9,9 +9,7 @@ EXAMPLE = "make delta-export CHECKPOINT=latest"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint", help="a step folder, a run (its best), or an adapter in PEFT's form"
-    )
+    parser.add_argument("checkpoint", help="a step folder, a run (its best), or an adapter in PEFT's form")
     parser.add_argument("--base", metavar="NAME", help="the adapter's base, where it names none of bases.yaml")
     parser.add_argument("--name", help="the delta's name (default: the recipe's, else the folder's)")
     parser.add_argument("--force", action="store_true", help="replace a file of the same name with other bytes")

