@@ -12,6 +12,7 @@ from training.export.checkpoint import TEMPLATE, Checkpoint
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
 _SHOWN = 5
 
 
@@ -22,6 +23,20 @@ def check(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> None:
         raise found[0]
     if found:
         raise Problems("the checkpoint cannot be exported", found)
+
+
+def check_name(checkpoint: Checkpoint, name: str) -> None:
+    """Raise UserError for a name by which llama.cpp takes a model for another one: it looks for `phi-3` in it.
+
+    Source: llama.cpp `src/llama-vocab.cpp`, `_contains_any(model_name, ...)`.
+    """
+    missing = [text for text in _PHI3_TOKENS if checkpoint.encoder.token_to_id(text) is None]
+    if missing and any(part in name.lower() for part in ("phi-3", "phi3")):
+        raise UserError(
+            "by this name llama.cpp takes the model for one of Phi 3's tokenizer", where="--name", found=name,
+            expected=f"another name, since there is no {missing[0]} in the tokenizer",
+            next_command="the same command with another --name in ARGS",
+        )  # fmt: skip
 
 
 def _problems(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> Iterator[TrainyardError]:

@@ -101,6 +101,7 @@ def _plan(
     store.check_name(name, "model")
     folder = llama_cpp.folder
     checks.check(checkpoint, convert.architectures(folder))
+    checks.check_name(checkpoint, name)
     if any(quant in quantize.K_QUANTS for quant in quants):
         quantize.require_tool()
     architecture = convert.architecture_of(folder, checkpoint.config["architectures"][0])
