@@ -131,10 +131,10 @@ evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step fol
 
 ##@ Ship
 .PHONY: export-build export-gguf delta-export delta-import verify serve-eval serve-start serve-stop serve-status serve-restore
-export-build: setup ## Fetch the pinned llama.cpp, verified by its hash; build the export image where an engine is
+export-build: setup ## Fetch the pinned llama.cpp, verified; build the export image (ARGS=--quantizer: K-quants without it)
 	@$(TRAINYARD) export-build $(ARGS)
 
-export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
+export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run, folder or base (ARGS="--quant F16,Q8_0")
 	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
 	@$(TRAINYARD) export-gguf "$$CHECKPOINT" $(ARGS)
 

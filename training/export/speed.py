@@ -39,7 +39,7 @@ def run() -> tuple[Ratio, ...]:
     checkpoint = open_checkpoint(BASE)
     with tempfile.TemporaryDirectory(prefix="trainyard-", dir=paths.roots().data) as folder:
         work = Path(folder)
-        ours, peak_bytes = _watched(lambda: _convert(checkpoint, work))
+        ours, peak_bytes = watched(lambda: _convert(checkpoint, work))
         theirs = seconds(lambda: _convert_bare(checkpoint, work))
         proving = seconds(lambda: _prove(checkpoint, work))
     size = sum(path.stat().st_size for path in checkpoint.weight_files)
@@ -74,7 +74,7 @@ def _prove(checkpoint: Checkpoint, work: Path) -> None:
     proof.Proof.prepare(checkpoint).run(work / "ours.gguf", QUANT, work)
 
 
-def _watched(work: Callable[[], object]) -> tuple[float, int]:
+def watched(work: Callable[[], object]) -> tuple[float, int]:
     """Seconds of a call, and the most memory that its child processes held that cannot be given back at once."""
     peak, done = 0, threading.Event()
 
