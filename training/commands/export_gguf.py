@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--base", metavar="NAME", help="an adapter's base, by name or folder, where it names none")
     parser.add_argument("--importance", action="store_true", help="weigh K-quants by the training data")
+    parser.add_argument("--no-fallback", action="store_true", help="refuse a K-quant that does not fit all rows")
     parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
     parser.add_argument("--ollama", metavar="NAME", help="register the last file with Ollama under this name")
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
     chosen = source.choose(args.llama_cpp, allow_unpinned=args.allow_unpinned)
+    if args.no_fallback:
+        export.require_no_fallback(checkpoint, quants, chosen)
     settings = {"name": name, "weighed": args.importance, "llama_cpp": chosen}
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, **settings))

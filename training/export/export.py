@@ -25,7 +25,7 @@ from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
 from training.llamacpp.source import LlamaCpp
 
-__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
+__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish", "require_no_fallback"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
 _logger = logging.getLogger(__name__)
@@ -46,6 +46,19 @@ class _Target:
     gguf: Path
     inputs_sha256: str
     plan: Plan
+
+
+def require_no_fallback(checkpoint: Checkpoint, quants: list[str], llama_cpp: LlamaCpp) -> None:
+    """Raise UserError where a file would hold tensors of another type, because the blocks do not divide their rows."""
+    architecture = convert.architecture_of(llama_cpp.folder, checkpoint.config["architectures"][0])
+    for planned in (plan.make(checkpoint, quant, architecture) for quant in quants):
+        if planned.fallbacks:
+            name, instead = next(iter(planned.fallbacks.items()))
+            raise UserError(
+                f"{planned.quant} does not fit {len(planned.fallbacks)} of {len(planned.types)} tensors",
+                where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
+                next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
+            )  # fmt: skip
 
 
 def default_name(checkpoint: Checkpoint) -> str:

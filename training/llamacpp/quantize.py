@@ -6,13 +6,14 @@ Nothing is fetched for it. Its output is the same with any number of threads.
 Source: llama.cpp `tools/quantize/quantize.cpp`.
 """
 
+import functools
 import logging
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
-from training.core import files, locks
+from training.core import files, locks, process
 from training.core.errors import MachineError, RunError
 from training.llamacpp import pin as pins
 from training.llamacpp import source as sources
@@ -113,15 +114,16 @@ def run(whole: Path, output: Path, quant: str, *, threads: int, importance: Path
     matrix = [] if importance is None else ["--imatrix", importance.name]
     command = [str(tool), *matrix, whole.name, output.name, quant, str(threads)]
     with open(log, "wb") as lines:
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             command, cwd=whole.parent, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT,
             env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"},
+            preexec_fn=functools.partial(process.end_with, os.getpid()),
         )  # fmt: skip
         try:
-            status = process.wait()
+            status = child.wait()
         finally:
-            process.kill()
-            process.wait()
+            child.kill()
+            child.wait()
     if status:
         raise RunError(
             f"{TOOL} failed", where=f"{whole.name} to {quant}",
