@@ -126,8 +126,8 @@ def test_an_adapter_is_served_merged_and_beside_its_base(adapter: Checkpoint, mo
     [merged] = export.export(adapter, ["F32"], name="tiny")
     beside = adapter_gguf.export(adapter, "F32", name="tiny")
     assert merged.manifest["adapter_tensors"] == {"factors": 8, "trained rows": 0, "full copies": 0}
-    for output in (merged, beside):
-        assert manifest.verify(output.gguf)["parity"]["max_nats"] <= 0.01
+    for output, most_nats in ((merged, 0.01), (beside, 0.05)):  # its base is served in F16
+        assert manifest.verify(output.gguf)["parity"]["max_nats"] <= most_nats
     assert beside.manifest["parameters"] == sum(
         tensor.num_items for pair in adapter.adapter.pairs.values() for tensor in (pair.a, pair.b)
     )
@@ -155,7 +155,7 @@ def test_the_gap_to_a_base_in_4_bits_is_told_apart(adapter: Checkpoint):
 
 
 @pytest.fixture
-def quantiser() -> None:
+def quantiser(llama_cpp: None) -> None:
     try:
         quantize.require_tool()
     except TrainyardError as error:
