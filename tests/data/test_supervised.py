@@ -117,6 +117,37 @@ def test_a_prompt_of_messages_is_a_conversation(tokenizer, completion):
         assert sample.ids.tolist() == encode(tokenizer, ANSWERS, talk("q", "a", "r", "b"))[0].ids.tolist()
 
 
+def test_prompts_of_messages_go_all_the_way_from_lines_to_labels(tokenizer, tmp_path):
+    (tmp_path / "pairs").mkdir()
+    values = [
+        {"prompt": talk(f"q{i}", "no", f"r{i}")["messages"], "completion": f"yes {i}", "group": str(i)}
+        for i in range(40)
+    ]
+    data = make_dataset(tmp_path / "pairs", values)
+    split = tokens.open_split(tokens.tokenize(data, tokenizer, ANSWERS), "train")
+    labels = tokenizer.decode(split.tokens[split.trained == 1].tolist())
+    expected = [f"{value['completion']}<|im_end|>" for value in data.iter_records("train")]
+    assert data.form == "prompt-messages" and labels == "".join(expected) and len(expected) > 20
+
+
+@pytest.mark.parametrize("marked", ["all", "last"])
+def test_marks_of_a_template_that_rewrites_train_no_answer_of_a_prompt(tokenizer, marked):
+    """B23: where answers cannot be followed, marks are matched by their number, or the record is left out."""
+    when = {"all": "true", "last": "loop.last"}[marked]
+    body = "{% generation %}{{ m.content[:1] }}<|im_end|>{% endgeneration %}"
+    anew = retemplated(
+        tokenizer,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and " + when + " %}" + body
+        + "{% else %}{{ m.content[:1] }}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )  # fmt: skip
+    (sample,) = encode(anew, ANSWERS, {"prompt": talk("q", "a", "r")["messages"], "completion": "b"})
+    if marked == "all":
+        assert trained_text(anew, sample) == "b<|im_end|>"
+    else:
+        assert isinstance(sample, LeftOut) and "whether they are a prompt's" in sample.found
+
+
 # ---- what cannot be used
 
 

@@ -212,14 +212,17 @@ class Renderer:
         plain, found = without(rendered, {opening: 0, closing: 1})
         if plain != text or len(found.get(0, ())) != len(found.get(1, ())):
             raise _unfollowable("generation marks that change the text")
-        result, answers = [], []
-        for start, end in zip(found.get(0, ()), found.get(1, ()), strict=True):
-            number = _covering(spans, start, end) if spans else None
-            if number is not None:
+        marked, answers = list(zip(found.get(0, ()), found.get(1, ()), strict=True)), conversation.answers
+        if spans is None and len(marked) != len(answers) and answers[0] < conversation.num_prompt:
+            raise _unfollowable("marks of which nobody can tell whether they are a prompt's")
+        result, of = [], []
+        for place, (start, end) in enumerate(marked):
+            number = _covering(spans, start, end) if spans else place if len(marked) == len(answers) else None
+            if spans and number is not None:
                 start = max(start, spans[number][0])
             result.append((start, self._marked_end(text, start, end)))
-            answers.append(conversation.answers[number] if number is not None else -1)
-        return Rendered(text, tuple(result), tuple(answers))
+            of.append(-1 if number is None else answers[number])
+        return Rendered(text, tuple(result), tuple(of))
 
     def _marked_end(self, text: str, start: int, end: int) -> int:
         """The end of a marked span: that of the turn, which some templates leave outside, without blanks behind it."""

@@ -1,7 +1,7 @@
 """A record as a conversation: messages as templates take them, where its prompt ends, and all its texts.
 
-Owns what a record says; knows no template. A prompt and a completion may be lists of messages instead of texts; the
-completion's are then what is trained.
+Owns what a record says; knows no template. Of a prompt and a completion in messages, the completion's answers are what
+is trained.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,13 @@ class Conversation:
         messages: as templates take them.
         tools: the record's own; None where it has none.
         num_prompt: messages before the first that is a completion.
+        is_pair: the record has them as `prompt` and `completion`.
     """
 
     messages: tuple[dict, ...]
     tools: list[dict] | None
     num_prompt: int
+    is_pair: bool = False
 
     @cached_property
     def answers(self) -> tuple[int, ...]:
@@ -49,6 +51,12 @@ class Conversation:
     def ends_with_answer(self) -> bool:
         return bool(self.answers) and self.answers[-1] == len(self.messages) - 1
 
+    def place(self, index: int) -> str:
+        """A message's place in its record."""
+        if not self.is_pair:
+            return f"messages[{index}]"
+        return f"prompt[{index}]" if index < self.num_prompt else f"completion[{index - self.num_prompt}]"
+
     def with_content(self, index: int, content: str) -> "Conversation":
         """The same with another content of one message."""
         messages = [*self.messages]
@@ -62,7 +70,7 @@ class Conversation:
     def texts(self) -> Iterator[tuple[str, str, bool]]:
         """Yield every text that a template may print, its place, and whether an assistant says it."""
         for index, message in enumerate(self.messages):
-            for place, text in _texts(message, f"messages[{index}]"):
+            for place, text in _texts(message, self.place(index)):
                 yield place, text, message["role"] == ANSWERING
         for place, text in _texts(self.tools or [], "tools"):
             yield place, text, False
@@ -78,7 +86,7 @@ def of_record(value: dict) -> Conversation | None:
         completion = value["completion"]
         said = [{"role": ANSWERING, "content": completion}] if isinstance(completion, str) else completion
         messages = normalised([*value["prompt"], *said])
-        return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]))
+        return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]), is_pair=True)
     return None
 
 

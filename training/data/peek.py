@@ -204,7 +204,7 @@ class Peek:
             if span is not None:
                 first, last = (len(text[: place + shift].encode()) for place in span)
                 start, end = np.searchsorted(ends, first, "right"), np.searchsorted(ends, last, "right")
-                origins[start:end] = [f"messages[{number}] {message['role']}"] * (end - start)
+                origins[start:end] = [f"{talk.place(number)} {message['role']}"] * (end - start)
         return origins
 
     @cached_property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from training.core import figure
 from training.core.chart import bars
 from training.core.units import format_bytes, format_count
-from training.data import peek
+from training.data import peek, record
 
 if TYPE_CHECKING:
     from training.data.peek import Example, Peek, Piece
@@ -118,13 +118,12 @@ def example_lines(example: Example, tokenizer: Tokenizer | None, *, colour: bool
 
 
 def _texts(value: dict) -> Iterator[str]:
-    if "messages" in value:
-        for message in value["messages"]:
-            yield f"{message['role']}: {_shortened(printable(message['content']))}"
-    else:
-        for key in ("text", "prompt", "completion"):
-            if key in value:
-                yield f"{key}: {_shortened(printable(value[key]))}"
+    """A line a turn, or a text; what a turn thinks and the tools that it calls stand behind what it says."""
+    for key in ("text", "messages", "prompt", "completion"):
+        part = value.get(key, [])
+        for turn in [{"role": key, "content": part}] if isinstance(part, str) else part:
+            said = " ".join(record.texts({"messages": [turn]}))
+            yield f"{turn['role']}: {_shortened(printable(said))}"
 
 
 def _marked(pieces: Sequence[Piece], tokenizer: Tokenizer, *, colour: bool) -> str:

@@ -31,7 +31,7 @@ from training.data.source import Source
 from training.data.split import Assignment
 
 _logger = logging.getLogger(__name__)
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
