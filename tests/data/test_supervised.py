@@ -134,11 +134,11 @@ def test_prompts_of_messages_go_all_the_way_from_lines_to_labels(tokenizer, tmp_
 def test_marks_of_a_template_that_rewrites_train_no_answer_of_a_prompt(tokenizer, marked):
     """B23: where answers cannot be followed, marks are matched by their number, or the record is left out."""
     when = {"all": "true", "last": "loop.last"}[marked]
-    body = "{% generation %}{{ m.content[:1] }}<|im_end|>{% endgeneration %}"
+    body = "{% generation %}{{ '-' if m.content == 'a' else m.content }}<|im_end|>{% endgeneration %}"
     anew = retemplated(
         tokenizer,
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and " + when + " %}" + body
-        + "{% else %}{{ m.content[:1] }}<|im_end|>{% endif %}\n{% endfor %}"
+        + "{% else %}{{ '-' if m.content == 'a' else m.content }}<|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )  # fmt: skip
     (sample,) = encode(anew, ANSWERS, {"prompt": talk("q", "a", "r")["messages"], "completion": "b"})
