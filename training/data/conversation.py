@@ -4,7 +4,8 @@ Owns what a record says; knows no template. Of a prompt and a completion in mess
 is trained.
 """
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from training.tokenizer.template import normalised
 
 ANSWERING = "assistant"
 OBSERVING = ("tool", "user")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _THOUGHT_END = "</think>"
 
 
@@ -57,11 +59,13 @@ class Conversation:
             return f"messages[{index}]"
         return f"prompt[{index}]" if index < self.num_prompt else f"completion[{index - self.num_prompt}]"
 
-    def with_content(self, index: int, content: str) -> "Conversation":
-        """The same with another content of one message."""
-        messages = [*self.messages]
-        messages[index] = {**messages[index], "content": content}
-        return replace(self, messages=tuple(messages))
+    def cut(self, texts: Mapping[int, str], gone: Set[int]) -> "Conversation":
+        """The same with other contents of some messages, which then think nothing, and without some."""
+        kept = [index for index in range(len(self.messages)) if index not in gone]
+        messages = tuple(
+            _replaced(self.messages[index], texts[index]) if index in texts else self.messages[index] for index in kept
+        )
+        return replace(self, messages=messages, num_prompt=bisect.bisect_left(kept, self.num_prompt))
 
     def first(self, count: int) -> "Conversation":
         """The same with its first messages alone."""
@@ -88,6 +92,10 @@ def of_record(value: dict) -> Conversation | None:
         messages = normalised([*value["prompt"], *said])
         return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]), is_pair=True)
     return None
+
+
+def _replaced(message: dict, content: str) -> dict:
+    return {key: value for key, value in message.items() if key not in THOUGHTS} | {"content": content}
 
 
 def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
