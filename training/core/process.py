@@ -57,7 +57,23 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+class Growth:
+    """How much more memory this process holds at its peak from now on: what a stage takes, wherever it runs."""
+
+    def __init__(self) -> None:
+        reset_peak_rss()
+        self._before_bytes = _status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """The growth at its highest until now."""
+        return max(0, peak_rss_bytes() - self._before_bytes)
+
+
 def peak_rss_bytes() -> int:
     """The highest resident memory of this process since its start or the last reset (VmHWM of proc(5))."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
