@@ -53,12 +53,12 @@ def test_training_takes_no_more_than_was_predicted_and_half_of_it_or_more(kind: 
 def test_a_part_of_the_text_tells_what_all_of_it_holds():
     """Zipf's words: a sixteenth of a text, and the prediction is not less than what the whole has, nor three times."""
     generator = random.Random(3)
-    ranks = [int(generator.paretovariate(0.9)) for _ in range(700_000)]
-    text = " ".join(f"w{rank}w" for rank in ranks)
+    ranks = [int(generator.paretovariate(0.9)) for _ in range(1_500_000)]
+    text = " ".join("".join(chr(97 + int(digit)) for digit in str(rank)) for rank in ranks)
     parts = list(train.pieces(text, 1000))
     whole = need.predict(parts, len(text), "gpt-2", 300)
     known = sum(len(word) + 1 for word in set(text.split())) * need._BYTES_A_BYTE
-    assert len(text) > 2 * need._FEWEST_SAMPLED_BYTES
+    assert len(text) > 1.5 * need._FEWEST_SAMPLED_BYTES
     assert known <= whole - need._BASE_BYTES <= 3 * known
 
 

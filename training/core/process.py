@@ -7,6 +7,7 @@ The moment is the kernel's own, in clock ticks since the boot it names, so that 
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,11 @@ class Growth:
 def peak_rss_bytes() -> int:
     """The highest resident memory of this process since its start or the last reset (VmHWM of proc(5))."""
     return _status_bytes("VmHWM")
+
+
+def peak_of_children_bytes() -> int:
+    """The highest resident memory of the largest child process that has ended (getrusage(2))."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def _status_bytes(name: str) -> int:
