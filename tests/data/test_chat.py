@@ -217,3 +217,13 @@ def test_what_the_server_writes_need_not_be_asked_for_each_answer(name, monkeypa
         except UserError as error:
             found.append(error.found)
     assert found[0] == found[1]
+
+
+def test_a_header_that_is_no_control_token_is_no_label():
+    """B26: the server's prompt goes on where the text does not, and the tokenizer knows no token of the template."""
+    family = templates.FAMILIES["deepseek"]
+    assert answers(family.source, [user("q?"), assistant("a!")], ("<|eos|>",), **family.specials)[0].startswith("a!")
+    other = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    other += "{% if add_generation_prompt %}<bot>{% endif %}"
+    with pytest.raises(UserError):
+        answers(other, [user("q?"), assistant("a!")])

@@ -157,6 +157,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(stage: str, free_kib: int, tmp_p
 def make_poor_tokenizer(own_roots: Path) -> None:
     """One that has seen nothing of the text: each byte of it is a token."""
     other = own_roots / "other.jsonl"
-    other.write_text("".join(json.dumps({"text": f"a{n}"}) + "\n" for n in range(100)))
+    other.write_text("".join(json.dumps({"text": f"the other one {n}"}) + "\n" for n in range(100)))
     assert main(["data-prepare", str(other), "--name", "other"]) == 0
     assert main(["tokenizer-train", "--dataset", "other", "--vocab-size", "280", "--name", "mine"]) == 0

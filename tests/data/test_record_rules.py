@@ -194,6 +194,8 @@ def test_messages_and_texts_are_two_forms_and_never_one_source(tmp_path: Path):
     assert pair([ASK], "2", tools=[]) == ["bad_tool"]
     texts = rules.reasons({"prompt": "1", "completion": "2", "tools": [TOOL]}, "prompt-completion")
     assert [reason.rule for reason in texts] == ["other_form"]
+    [reason] = rules.reasons({"prompt": "1", "completion": [SAY]}, "prompt-completion")
+    assert reason.rule == "wrong_type" and "go with a prompt of messages" in reason.text
 
 
 def test_the_texts_of_a_turn_are_what_it_says_thinks_and_calls():

@@ -165,7 +165,9 @@ _OPTIONAL: dict[str, Callable[[str, object], Iterator[Reason]]] = {
 
 def _part(key: str, value: dict, form: str) -> Iterator[Reason]:
     """One of the form's own fields; a completion is held to what its prompt's messages leave to say."""
-    if form not in record.OF_MESSAGES:
+    if form == "prompt-completion" and key == "completion" and isinstance(value[key], list):
+        yield Reason("wrong_type", f"{key!r} is a list, and 'prompt' is not: messages go with a prompt of messages")
+    elif form not in record.OF_MESSAGES:
         yield from _text(key, value[key])
     elif key != "completion":
         yield from _turns(key, value[key], [])

@@ -94,13 +94,18 @@ class Spans:
             tails.append(tail)
 
     def _behind_common(self, place: int, tail: str, limit: int) -> int:
-        """Behind the lines and control tokens that prompt and text have in common, where no header is left to come."""
-        control = self._renderer.control
+        """Behind what prompt and text have in common: up to the answer's text, else whole lines and control tokens.
+
+        Raises Unfollowable where that is nothing, or a header is still to come.
+        """
+        if tail.startswith(self._text[place:limit]):
+            return limit
+        control, start = self._renderer.control, place
         for piece in self._pieces(tail):
             if not self._text.startswith(piece, place) or place + len(piece) > limit:
                 break
             place += len(piece)
-        if set(control.findall(self._text, place, limit)) & set(control.findall(tail)):
+        if place == start or set(control.findall(self._text, place, limit)) & set(control.findall(tail)):
             raise unfollowable("an answer behind another header than the server's")
         return place
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
+from training.core.units import format_bytes
 from training.tokenizer import artifact, chat_templates, measure, need, pretokenizers
 
 if TYPE_CHECKING:
@@ -226,6 +227,12 @@ def _write(
     if source := chat_templates.named(settings.chat_template).source:
         files.write_text(folder / artifact.TEMPLATE, source)
     body = manifest_of(folder, name, settings)
+    if body["vocab_size"] <= _NUM_BYTES + len(settings.specials):
+        raise UserError(
+            "the text gives no entry but single bytes, and llama.cpp reads no such vocabulary", where=corpus.dataset,
+            found=f"{format_bytes(corpus.text_bytes)} of text", next_command="make tokenizer-train DATASET=stdlib",
+            expected=f"pairs that come {settings.min_frequency} times, and more than {body['vocab_size']} entries",
+        )  # fmt: skip
     if body["vocab_size"] < settings.vocab_size:
         _logger.warning("the text gave only %d of %d vocabulary entries", body["vocab_size"], settings.vocab_size)
     body |= {"key": key, "settings": asdict(settings), "trained_on": corpus.to_manifest()}
