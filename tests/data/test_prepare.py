@@ -319,6 +319,14 @@ def test_the_memory_that_is_told_is_the_stages_own_and_no_more_than_was_predicte
         assert 1 << 20 < preparation.peak_memory_bytes <= preparation.need.memory_bytes < held.nbytes
 
 
+@pytest.mark.slow
+def test_tiny_records_take_no_more_memory_than_was_predicted(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", [{"text": f"t{i}"} for i in range(60_000)])
+    preparation = prepare.Preparation([Jsonl(path)], name="tiny", settings=Settings(), workers=0)
+    preparation.run()
+    assert preparation.peak_memory_bytes <= preparation.need.memory_bytes * 0.7
+
+
 def test_what_a_killed_command_left_goes_with_the_next_one_even_if_nothing_is_made(tmp_path: Path, own_roots: Path):
     path = write(tmp_path / "a.jsonl", records())
     folder = made(path)[0]

@@ -34,7 +34,7 @@ _MOST_COMPARED = 4
 """How often a record's text is compared; after that the estimate decides, so that data of one mould ends in time."""
 _SAMPLED_ABOVE = 1 << 20
 """Texts with more shingles are compared by a fixed sixteenth of them."""
-_READ_AT_ONCE = 4096
+_READ_AT_ONCE, _SKETCHED_AT_ONCE = 4096, 4096
 _EMPTY, _SIXTEENTH = np.uint64(2**64 - 1), np.uint64(2**60)
 
 
@@ -60,13 +60,17 @@ class Bands:
         return 1 - (1 - jaccard**rows) ** (NUM_VALUES // rows)
 
     def of(self, texts: Sequence[Sequence[str]]) -> "Sketches":
-        """The sketches of records by their texts."""
+        """The sketches of one record or more by their texts; a kilobyte each is held for a few thousand at a time."""
+        parts = [self._of(texts[at : at + _SKETCHED_AT_ONCE]) for at in range(0, len(texts), _SKETCHED_AT_ONCE)]
+        return Sketches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _of(self, texts: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
         values_VN = _filled(_minima([normal(parts) for parts in texts]))
         bands_NB = np.zeros((len(texts), self.num), np.uint64)
         for band in range(self.num):
             for row in range(self.rows):
                 bands_NB[:, band] = _mixed(bands_NB[:, band] + values_VN[band * self.rows + row])
-        return Sketches(bands_NB, (values_VN.T >> np.uint64(20)).astype(np.uint8))
+        return bands_NB, (values_VN.T >> np.uint64(20)).astype(np.uint8)
 
 
 @dataclass(frozen=True)

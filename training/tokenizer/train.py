@@ -227,7 +227,7 @@ def _write(
     if source := chat_templates.named(settings.chat_template).source:
         files.write_text(folder / artifact.TEMPLATE, source)
     body = manifest_of(folder, name, settings)
-    if body["vocab_size"] <= _NUM_BYTES + len(settings.specials):
+    if prove is not None and body["vocab_size"] <= _NUM_BYTES + len(settings.specials):
         raise UserError(
             "the text gives no entry but single bytes, and llama.cpp reads no such vocabulary", where=corpus.dataset,
             found=f"{format_bytes(corpus.text_bytes)} of text", next_command="make tokenizer-train DATASET=stdlib",
