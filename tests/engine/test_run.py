@@ -257,7 +257,7 @@ def test_a_second_run_waits_and_says_for_whom(recipe: Path, tmp_path: Path):
         (["model.arch.vocab_size=300"], 2, "more entries than the model has rows"),
         (["data.dataset=nothing"], 2, "no such dataset"),
         (["tokenizer.path=nothing"], 2, "no such tokenizer"),
-        (["memory.weights=bf16"], 3, "no GPU was found"),
+        (["memory.weights=bf16"], 3, "a CPU trains in fp32 alone"),
     ],
 )
 def test_bad_settings_are_told_with_their_exit_code(recipe: Path, overrides, code, word, capsys):

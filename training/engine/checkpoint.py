@@ -19,10 +19,9 @@ from training.engine.optimizer import load_state_tensors, state_tensors
 from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
 from training.objectives.trainee import Trainee
-from training.runs.folder import RunFolder
+from training.runs.folder import STATE_KIND, RunFolder
 from training.tokenizer.artifact import Tokenizer
 
-STATE_KIND = "checkpoint-state"
 _logger = logging.getLogger(__name__)
 
 

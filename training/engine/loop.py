@@ -50,7 +50,8 @@ class Hooks:
         return False
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Surround a part of a step: `forward` and `backward` of each micro-batch, and `optimizer_step`."""
+        """Surround a part of the work: `forward` and `backward` of each micro-batch, `optimizer_step`, `validation`
+        and `saving`."""
         return contextlib.nullcontext()
 
 
@@ -184,7 +185,8 @@ class Loop:
         if self.validation is None:
             return None
         objective, rows = self.validation
-        score = measure(self.model, objective, rows, self.recipe.data.micro_batch)
+        with self.hooks.phase("validation"):
+            score = measure(self.model, objective, rows, self.recipe.data.micro_batch)
         if not math.isfinite(score.nats):
             raise RunError(
                 "the validation loss is not finite", where=f"step {state.step}", found=score.nats,
@@ -200,7 +202,8 @@ class Loop:
         return by_step or (every_minutes is not None and time.monotonic() - since >= every_minutes * 60)
 
     def _save(self, state: TrainState) -> None:
-        self.hooks.save(state)
+        with self.hooks.phase("saving"):
+            self.hooks.save(state)
         self._since_save = time.monotonic()
 
     def _replan(self, state: TrainState, seconds_per_step: float) -> None:

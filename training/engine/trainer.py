@@ -20,6 +20,7 @@ from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
 from training.engine import checkpoint, device, environment, loop, optimizer
 from training.engine.inputs import Inputs, rows_of
+from training.engine.pulse import STAGES, Pulse
 from training.objectives import registry
 from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
@@ -32,14 +33,15 @@ _logger = logging.getLogger(__name__)
 class Trainer(loop.Hooks):
     """One process's part of a run: builds everything, trains, records, and leaves a true status behind."""
 
-    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs):
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse):
+        self.pulse, self._step, self._has_stepped = pulse, 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._stop_signal: str | None = None
         self._stepped_tokens, self._stepped_seconds = 0, 0.0
 
     def run(self) -> dict:
         """Train to an end or a stop. The status on disk is true whatever happens, a SIGKILL apart."""
-        self.folder.update(status="running", process=process.identity(), error=None)
+        self.folder.update(status="running", error=None)
         self.events = EventLog(self.folder.path)
         try:
             with self._signals_stop_softly():
@@ -51,7 +53,6 @@ class Trainer(loop.Hooks):
             self.folder.update(status="failed", error=str(error))
             raise
         finally:
-            self.folder.update(process=None)
             self.events.close()
 
     def _train(self) -> dict:
@@ -72,8 +73,10 @@ class Trainer(loop.Hooks):
         with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
             reason = training.run(state)
         if reason == "interrupted":
-            kind = KeyboardInterrupt if self._stop_signal == "SIGINT" else Terminated
-            raise kind(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
+            what = f"saved at step {state.step}; next: make resume RUN={self.folder.id}"
+            if self._stop_signal == "SIGINT":
+                raise KeyboardInterrupt(what)
+            raise Terminated(what, signal_name=self._stop_signal)
         return self._finish(state)
 
     def _state(self, num_rows: int) -> checkpoint.TrainState:
@@ -124,7 +127,14 @@ class Trainer(loop.Hooks):
 
     # ---- hooks of the loop
 
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Let the supervisor see that the loop moves, and in which stage it is."""
+        stage = name if name in STAGES else "step" if self._has_stepped else "first step"
+        self.pulse.beat(stage, self._step)
+        return contextlib.nullcontext()
+
     def on_step(self, state: checkpoint.TrainState, result: loop.StepResult) -> None:
+        self._step, self._has_stepped = state.step, True
         self._stepped_tokens += result.score.num_tokens
         self._stepped_seconds += result.seconds
         speed = self._stepped_tokens / self._stepped_seconds
