@@ -29,7 +29,7 @@ from training.core.errors import (
 from training.core.report import Report
 
 COMMANDS = {
-    "See": ("doctor", "recipe", "runs", "verify"),
+    "See": ("doctor", "smoke", "recipe", "runs", "verify"),
     "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify"),
     "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
     "Plan": ("memfit", "bench-memfit", "bench", "check"),

@@ -26,6 +26,7 @@ from training.engine.pulse import Beat, Pulse
 from training.runs.events import EventLog
 from training.runs.folder import RunFolder
 
+ENGINE = (sys.executable, "-m", "training.engine.child")
 MAX_RESTARTS = 2
 _POLL_SECONDS = 1.0
 _STACKS_SECONDS = 3.0
@@ -101,9 +102,9 @@ class _Engine:
 
     def _start(self) -> None:
         page, result = self.pulse.descriptor, self.result
-        command = [sys.executable, "-m", "training.engine.child", str(self.run.path), str(page), str(result)]
         self._process = subprocess.Popen(
-            [*command, str(os.getpid())], pass_fds=(page, result, *self._locks), process_group=0,
+            [*ENGINE, str(self.run.path), *map(str, (page, result, os.getpid()))],
+            pass_fds=(page, result, *self._locks), process_group=0,
             stdin=subprocess.DEVNULL, stdout=sys.stderr if _has_stderr() else subprocess.DEVNULL,
         )  # fmt: skip
         if self.signalled:  # in the moment of its start

@@ -18,7 +18,7 @@ from training.core import files, process
 from training.core.errors import IntegrityError, Terminated
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
-from training.engine import checkpoint, device, environment, loop, optimizer
+from training.engine import checkpoint, device, environment, loop, memory_cap, optimizer, selftest
 from training.engine.inputs import Inputs, rows_of
 from training.engine.pulse import STAGES, Pulse
 from training.objectives import registry
@@ -63,10 +63,14 @@ class Trainer(loop.Hooks):
         self.device = device.resolve(self.recipe.memory.weights)
         threads = device.use_cores()
         environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
+        memory_cap.of_device(self.recipe.memory.cap, self.device, self.folder.record().get("estimate_bytes"))
+        if self.device.torch_device.type != "cpu":
+            self.events.write("selftest", 0, **selftest.require(self.device))
         rows = rows_of(self.inputs, "train", self.recipe)
         self.trainee = registry.of(self.recipe.method).build(
             self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
         )
+        memory_cap.of_process(self.recipe.memory.cap, self.device)
         self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
         training = loop.Loop(self.recipe, self.trainee.model, self.optimizer, rows, self._validation_rows(), self)

@@ -58,6 +58,7 @@ class Memory:
     keep_outputs: bool | str  # or "auto"
     autocast: bool
     expandable_segments: bool
+    cap: str | None  # a size such as 10GiB
     adapter_dtype: str
     profile: str
 
