@@ -12,7 +12,7 @@ from training.calculator import fit
 from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
-from training.engine import supervisor, trainable
+from training.engine import environment, supervisor, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.pulse import Pulse
 from training.objectives import registry
@@ -107,6 +107,7 @@ def _in_turn(run: RunFolder) -> dict:
     happens, a SIGKILL apart."""
     with run.work() as work:
         run.update(status="waiting", error=None)
+        environment.write(run.path)
         try:
             with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
                 return supervisor.train(run, (work, machine))

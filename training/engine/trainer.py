@@ -62,7 +62,7 @@ class Trainer(loop.Hooks):
             device.use_expandable_segments()
         self.device = device.resolve(self.recipe.memory.weights)
         threads = device.use_cores()
-        environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
+        environment.add(self.folder.path, self.device.reason, threads)
         memory_cap.of_device(self.recipe.memory.cap, self.device, self.folder.record().get("estimate_bytes"))
         if self.device.torch_device.type != "cpu":
             self.events.write("selftest", 0, **selftest.require(self.device))
