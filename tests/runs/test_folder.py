@@ -38,8 +38,8 @@ def test_a_running_run_whose_process_is_gone_is_lost_and_stays_so(run: RunFolder
     with run.work():
         run.update(status="running")
         assert run.status() == "running" and run.worker()["pid"] == os.getpid()
-        with pytest.raises(UserError, match="still running"):
-            run.work()
+        with pytest.raises(UserError, match="still running"), run.work():
+            pass
     assert run.status() == "lost" and run.record()["status"] == "lost"
 
 

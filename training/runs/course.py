@@ -93,7 +93,10 @@ def _take_other(course: Course, line: bytes | None) -> None:
     total = event.get("total_steps")
     if isinstance(total, int):
         course.planned_steps = total
-    (course.validations if event["event"] == "validation" else course.others).append(event)
+    if event["event"] != "validation":
+        course.others.append(event)
+    elif _is_number(event.get("eval/loss_nats")):
+        course.validations.append(event)
 
 
 def _take_step(course: Course, line: bytes) -> None:
@@ -103,11 +106,14 @@ def _take_step(course: Course, line: bytes) -> None:
 
 
 def _add_step(course: Course, event: dict) -> None:
-    loss = event.get("train/loss_nats")
-    if isinstance(loss, int | float) and math.isfinite(loss):
+    if _is_number(event.get("train/loss_nats")):
         _rewind(course, event["step"])
         course.last_time = event.get("time", course.last_time)
         course.steps.append(event)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _rewind(course: Course, step: int) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from training.core import files, locks, paths
@@ -19,6 +20,8 @@ LOCK_FILE = "lock.json"
 CHECKPOINTS = "checkpoints"
 STATE_KIND = "checkpoint-state"
 STEP_DIGITS = 6
+_ENDING_SECONDS = 2.0
+"""What a killed supervisor's engine may take to be gone as well."""
 STATUSES = ("queued", "waiting", "running", "paused", "completed", "failed", "cancelled", "lost")
 _STEP_NAME = re.compile(r"step_(\d+)")
 _STAMP_LENGTH = len("20260101-000000")
@@ -75,8 +78,14 @@ class RunFolder:
     # ---- the record
 
     def record(self) -> dict:
-        """`run.json` as it stands."""
-        return files.read_json(self.path / RUN_FILE)
+        """`run.json` as it stands. Raises IntegrityError where it is no record of a run."""
+        record = files.read_json(self.path / RUN_FILE)
+        if record.get("status") not in STATUSES:
+            raise IntegrityError(
+                "a run's record has no status", where=self.path / RUN_FILE, found=record.get("status"),
+                expected=", ".join(STATUSES),
+            )  # fmt: skip
+        return record
 
     def update(self, **changes: object) -> dict:
         """Replace keys of `run.json` in one step."""
@@ -96,17 +105,24 @@ class RunFolder:
             return "lost"
         return status
 
-    def work(self) -> contextlib.AbstractContextManager[int]:
+    @contextlib.contextmanager
+    def work(self) -> Iterator[int]:
         """Hold the run while the block runs; a child that inherits the descriptor holds it too.
 
-        Raises UserError where another process does.
+        Raises UserError where another process does, and does not end within a moment.
         """
-        if (who := self.worker()) is not None:
-            raise UserError(
-                "the run is still running", where=self.path, found=locks.describe(who),
-                expected="a run that is paused, failed or lost", next_command=f"make runs RUN={self.id}",
-            )  # fmt: skip
-        return locks.hold(self.path / LOCK_FILE, f"run {self.id}", wait_seconds=1, resource=f"run {self.id}")
+        with contextlib.ExitStack() as held:
+            lock = locks.hold(self.path / LOCK_FILE, f"run {self.id}", wait_seconds=_ENDING_SECONDS, resource="the run")
+            try:
+                descriptor = held.enter_context(lock)
+            except MachineError as error:
+                if (who := self.worker()) is None:
+                    raise
+                raise UserError(
+                    "the run is still running", where=self.path, found=locks.describe(who),
+                    expected="a run that is paused, failed or lost", next_command=f"make runs RUN={self.id}",
+                ) from error  # fmt: skip
+            yield descriptor
 
     def worker(self) -> dict | None:
         """The process that works on the run now, or None."""

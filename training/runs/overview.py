@@ -97,5 +97,5 @@ def of_any(run: RunFolder) -> Overview:
     """Read a run for the list: one that cannot be read has the status `damaged` and its error."""
     try:
         return of(run)
-    except (IntegrityError, KeyError) as error:
+    except IntegrityError as error:
         return Overview(run, "damaged", {"error": str(error)}, {}, Course())
