@@ -109,8 +109,8 @@ def _one(args: argparse.Namespace, report: Report) -> dict:
     if args.plot:
         picture.draw(shown, args.plot)
     _rows(shown[0], report)
-    for one in shown[1:]:
-        report.add(f"with {one.run.id}", _result(one))
+    if shown[1:]:
+        report.add("with", "\n".join(f"{one.run.id}: {_result(one)}" for one in shown[1:]))
     if args.plot:
         report.add("picture", args.plot)
     if shown[0].can_go_on:

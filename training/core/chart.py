@@ -37,7 +37,7 @@ def bars(rows: Sequence[tuple[str, float, str]], width: int = 30) -> list[str]:
 def curves(
     series: Sequence[tuple[str, Sequence[float], Sequence[float]]], width: int = 72, height: int = 14
 ) -> list[str]:
-    """Draw curves over one pair of axes, each with a mark of its own that the last line names.
+    """Draw curves over one pair of axes, each with a mark of its own that the last lines name.
 
     Args:
         series: (label, x values, y values) of each; in a column stands the mean of the values that fall into it.
@@ -51,15 +51,18 @@ def curves(
     for (_, xs, ys), mark in zip(drawn, _marks(), strict=False):
         for column, y in _columns(xs, ys, left, right, width):
             grid[height - 1 - _cell(y, low, high, height)][column] = mark
-    return [*_with_axes(grid, left, right, low, high), "  ".join(_named(drawn))]
+    return [*_with_axes(grid, left, right, low, high), *_named(drawn, width)]
 
 
 def _marks() -> Iterator[str]:
     return itertools.cycle(_MARKS)
 
 
-def _named(drawn: Sequence[tuple]) -> list[str]:
-    return [f"{mark} {label}" for (label, _, _), mark in zip(drawn, _marks(), strict=False)]
+def _named(drawn: Sequence[tuple], width: int) -> list[str]:
+    """Each mark with its label, on one line where that is not too long."""
+    names = [f"{mark} {label}" for (label, _, _), mark in zip(drawn, _marks(), strict=False)]
+    together = "  ".join(names)
+    return [together] if len(together) <= max(width, 40) else names
 
 
 def _cell(value: float, low: float, high: float, cells: int) -> int:

@@ -30,7 +30,9 @@ def draw(shown: Sequence[Overview], path: Path) -> None:
         axes = figure.subplots()
         for one, colour in zip(shown, itertools.cycle(_COLOURS), strict=False):
             for label, steps, losses in series([one]):
-                style = {"marker": "o", "linestyle": "--"} if label == "validation" else {"linewidth": 0.9}
+                style = (
+                    {"marker": "o", "markersize": 4, "linestyle": "--"} if label == "validation" else {"linewidth": 0.9}
+                )
                 axes.plot(steps, losses, color=colour, label=f"{one.run.id} {label}", **style)
             if best := one.course.best:
                 axes.plot(best["step"], best["eval/loss_nats"], "*", color=colour, markersize=12)
