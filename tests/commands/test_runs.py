@@ -84,9 +84,8 @@ def test_runs_stand_beside_each_other_and_in_a_picture(call, tmp_path: Path):
     code, document, text = call(one.id, "--with", other.id, "--plot", str(picture))
     assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
     assert f"{one.id} training" in text and f"{other.id} validation" in text
-    assert (
-        document["report"]["rows"][f"with {other.id}"] == "completed, step 4 of 10, loss 1.0000, best 1.2500 at step 4"
-    )
+    beside = document["report"]["rows"]["with"]
+    assert beside == f"{other.id}: completed, step 4 of 10, loss 1.0000, best 1.2500 at step 4"
     again = tmp_path / "again.png"
     call(one.id, "--with", other.id, "--plot", str(again))
     assert again.read_bytes() == picture.read_bytes()
