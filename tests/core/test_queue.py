@@ -1,5 +1,6 @@
 """The machine's queue: order of coming, whoever dies leaves, and what is said to those who wait."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +68,16 @@ def test_turns_come_in_the_order_of_numbers_whatever_the_scheduler_does():
 def _take_turn(number: int, order: list[int]) -> None:
     with queue.turn(str(number)):
         order.append(number)
+
+
+def test_a_hang_up_while_waiting_is_told_as_one():
+    command = [sys.executable, "-m", "training", "train-calibrate", "--config", "recipes/demo/pretrain-stdlib.yaml"]
+    with locks.hold(locks.machine_lock(), "training x"):
+        child = subprocess.Popen(command, cwd=paths.REPOSITORY, stderr=subprocess.PIPE, text=True)
+        wait_for(1)
+        child.send_signal(signal.SIGHUP)
+        text = child.communicate(timeout=60)[1]
+    assert child.returncode == 130 and "stopped by SIGHUP" in text and queue.waiting() == []
 
 
 def test_a_ticket_of_the_dead_is_cleared_and_its_number_may_be_used_again():

@@ -232,6 +232,25 @@ def test_a_signal_reaches_the_engine_once_and_is_told_by_its_name(name, run, tmp
     assert (run.path / "heard").read_text() == name
 
 
+def test_an_engine_that_hears_nothing_is_killed_by_the_third_signal(run, tmp_path, monkeypatch):
+    body = """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    (run.path / "ready").touch()
+    while True:
+        pulse.beat("step", 5)
+        time.sleep(0.02)
+    """
+    child = supervised(run, tmp_path, monkeypatch, body)
+    num_sent = 0
+    while child.poll() is None:  # two that come at once on a busy machine are one
+        assert num_sent < 60
+        child.send_signal(signal.SIGTERM)
+        num_sent += 1
+        time.sleep(0.5)
+    assert num_sent >= 3 and not is_alive(*engines(run))
+    assert child.communicate()[0].startswith("Terminated SIGTERM") and run.status() == "paused"
+
+
 def test_an_engine_ends_with_its_supervisor_and_the_run_is_lost(run, tmp_path, monkeypatch):
     """B78: kill -9 of the supervisor; the machine and the run are free again as soon as the engine is gone."""
     child = supervised(run, tmp_path, monkeypatch, OBEDIENT)

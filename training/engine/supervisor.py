@@ -96,6 +96,7 @@ class _Engine:
     def __init__(self, run: RunFolder, pulse: Pulse, result: int, descriptors: tuple[int, ...]):
         self.run, self.pulse, self.result = run, pulse, result
         self.signalled: str | None = None
+        self._num_signals = 0
         self._kills, self._peak_bytes = memory_kills.count(), 0
         self._locks = descriptors
         self._process: subprocess.Popen | None = None
@@ -151,12 +152,13 @@ class _Engine:
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Pass signals on; the first lets the engine save, a second one stops it at once."""
+        """Pass signals on: the first lets the engine save, a second one stops it at once, a third one kills it."""
 
         def forward(number: int, _frame: object) -> None:
             self.signalled = signal.Signals(number).name
+            self._num_signals += 1
             if self._process is not None:
-                self._process.send_signal(number)
+                self._process.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
 
         before = {number: signal.getsignal(number) for number in _FORWARDED}
         before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}

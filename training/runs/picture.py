@@ -8,6 +8,7 @@ from training.core.figure import BLUE, GREEN, ORANGE, drawing
 from training.runs.overview import Overview
 
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9")
+_STYLES = {"training": {"linewidth": 0.9}, "validation": {"marker": "o", "markersize": 4, "linestyle": "--"}}
 Series = tuple[str, list[int], list[float]]
 
 
@@ -30,10 +31,7 @@ def draw(shown: Sequence[Overview], path: Path) -> None:
         axes = figure.subplots()
         for one, colour in zip(shown, itertools.cycle(_COLOURS), strict=False):
             for label, steps, losses in series([one]):
-                style = (
-                    {"marker": "o", "markersize": 4, "linestyle": "--"} if label == "validation" else {"linewidth": 0.9}
-                )
-                axes.plot(steps, losses, color=colour, label=f"{one.run.id} {label}", **style)
+                axes.plot(steps, losses, color=colour, label=f"{one.run.id} {label}", **_STYLES[label])
             if best := one.course.best:
                 axes.plot(best["step"], best["eval/loss_nats"], "*", color=colour, markersize=12)
         axes.set_xlabel("step")
