@@ -7,14 +7,11 @@ from training.recipe.load import Resolved
 from training.recipe.model import Recipe
 from training.recipe.rules import training_problems
 
-OPTIMIZERS = ("adamw",)
-
 
 def problems(resolved: Resolved) -> list[TrainyardError]:
     """Everything that stands between a valid recipe and a run of it here."""
     recipe = resolved.recipe
     limits = (
-        ("optimizer.name", recipe.optimizer.name, OPTIMIZERS),
         ("memory.profile", recipe.memory.profile, ("trainyard",)),
         ("memory.double_quant", recipe.memory.double_quant, (True,)),
         ("memory.kbit_upcast", recipe.memory.kbit_upcast, ("auto", False)),
