@@ -236,23 +236,23 @@ def rows_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch: pytest.MonkeyPatch):
-    """A budget of 60 s at one second a step: the plan ends near step 60, decays to its floor there, by an event."""
+    """A budget of 60 s at one second a step: the trial takes the first, the plan ends at step 59, by an event."""
     rows = rows_of_a_second_each(monkeypatch)
     recipe = recipe_of(
         stop={"max_steps": 1000, "max_hours": 60 / 3600}, schedule={"kind": "cosine", "min_lr_ratio": 0.1}
     )
     _, _, state, hooks, reason = train(recipe, rows)
-    assert reason == "hours" and state.step == 60
+    assert reason == "hours" and state.step == 59
     assert [event for event, *_ in hooks.events] == ["plan"]
     assert hooks.rates[-1] == pytest.approx(1e-3) and hooks.rates[0] > 9e-3
 
 
 def test_a_budget_in_hours_alone_is_planned_once_the_speed_is_known(monkeypatch: pytest.MonkeyPatch):
-    """A warm-up of 10 % is 6 of the 60 steps that the clock allows, and not a share of a number nobody set."""
+    """A warm-up of 10 % is 6 of the 59 steps that the clock allows, and not a share of a number nobody set."""
     rows = rows_of_a_second_each(monkeypatch)
     limits = {"max_steps": None, "max_hours": 60 / 3600}
     _, _, state, hooks, reason = train(recipe_of(stop=limits, schedule={"kind": "cosine", "warmup": "10%"}), rows)
-    assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 60, 6, 60)
+    assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 59, 6, 59)
     assert hooks.rates[9] > 0 and max(hooks.rates) > 9e-3
 
 

@@ -97,6 +97,8 @@ class Clock:
         if hours is None or each is None or self.passed() < (state.forecast_seconds or 0.0):
             return False
         left = hours * 3600 - self.passed() - self._closing_seconds
+        if state.forecast_seconds is not None and left < SPEED_STEPS * each:
+            return False  # too late to matter
         state.forecast_seconds = self.passed() + left / 2
         limit, limited_by = planned_steps(self._recipe, num_rows)
         reachable = state.step + max(1, int(left / each + 1e-6))

@@ -48,7 +48,7 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 
 def stand_on(model: torch.nn.Module, rung: Rung) -> None:
     """Let the model compute as the rung says."""
-    if rung.checkpointing and can_checkpoint(model) and not model.is_gradient_checkpointing:
+    if rung.checkpointing and can_checkpoint(model) and not model.is_activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
 
 

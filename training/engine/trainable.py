@@ -26,7 +26,22 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         for key, value, known in limits
         if value not in known
     ]  # fmt: skip
-    return found + training_problems(resolved) + registry.of(recipe.method).problems(resolved)
+    return found + _float16(resolved) + training_problems(resolved) + registry.of(recipe.method).problems(resolved)
+
+
+def _float16(resolved: Resolved) -> list[TrainyardError]:
+    """What is trained is not held in float16, whose updates vanish; a frozen base may be, with a loss scale."""
+    recipe = resolved.recipe
+    held = ("memory.weights", recipe.memory.weights) if recipe.lora is None else None
+    held = held or ("memory.adapter_dtype", recipe.memory.adapter_dtype)
+    if held[1] != "fp16":
+        return []
+    return [
+        UserError(
+            "trained weights cannot be held in float16: small updates vanish in it",
+            where=resolved.origins.get(held[0]), found=f"{held[0]}: fp16", expected="bf16 or fp32",
+        )
+    ]  # fmt: skip
 
 
 def require(resolved: Resolved) -> None:

@@ -175,13 +175,17 @@ class Trainer(Hooks):
 
     def on_event(self, event: str, state: TrainState, **values: object) -> None:
         if event == "trial":
-            values |= self._trial_figures()
+            values |= self._memory()
+            told = "the longest batch takes {peak} at its peak, of {estimate} estimated".format(
+                peak=format_bytes(values["peak_bytes"]), estimate=format_bytes(values["estimate_bytes"])
+            )
+        else:
+            told = f"{event.replace('_', ' ')}: " + ", ".join(f"{name} {value}" for name, value in values.items())
         self.events.write(event, state.step, **values)
-        shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        self.progress.write(f"step {state.step}: {event.replace('_', ' ')}: {shown}")
+        self.progress.write(f"step {state.step}: {told}")
 
-    def _trial_figures(self) -> dict:
-        """The peak after the longest rows, beside what was estimated."""
+    def _memory(self) -> dict[str, int]:
+        """The peak so far beside what was estimated."""
         peak = self.device.peak_bytes() or process.peak_rss_bytes()
         return {"peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"]}
 
@@ -218,7 +222,6 @@ class Trainer(Hooks):
         """Write `summary.json`, then the status."""
         best = self.folder.pointed("best")
         counts = _parameters(self.trainee.model)
-        peak = self.device.peak_bytes() or process.peak_rss_bytes()
         summary = {
             "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
             "device": str(self.device.torch_device), "device_name": self.device.name,
@@ -234,7 +237,7 @@ class Trainer(Hooks):
             "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,
             "weights": self.trainee.weights_file,
             "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
-            "peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"],
+            **self._memory(),
         }  # fmt: skip
         files.write_json(self.folder.path / "summary.json", summary)
         self.folder.update(status="completed")
