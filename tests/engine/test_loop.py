@@ -35,8 +35,8 @@ class Words:
         num_tokens = sum(len(self.rows[row]) - 1 for row in rows)
         return Batch({"tokens_BT": torch.tensor(padded)}, num_tokens, num_tokens)
 
-    def records(self, rows: np.ndarray) -> list[int]:
-        return sorted(int(row) for row in rows)
+    def lines(self, rows: np.ndarray) -> list[int]:
+        return sorted(int(row) + 1 for row in rows)
 
     def loss(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         tokens_BT = tensors["tokens_BT"]

@@ -106,7 +106,7 @@ def test_the_ladder_is_walked_to_its_end_and_the_record_left_out():
         assert torch.allclose(one, other, atol=1e-6)
     rungs = [(values["micro_batch"], values["checkpointing"]) for event, _, values in hooks.events[:3]]
     assert rungs == [(2, False), (1, False), (1, True)]
-    assert [values["records"] for event, _, values in hooks.events if event == "record_skipped"][-1] == [2]
+    assert [values["lines"] for event, _, values in hooks.events if event == "record_skipped"][-1] == [3]
     assert (state.skipped_records, state.skipped_steps, state.rung) == (1, 0, Rung(1, True))
     assert mine.is_activation_checkpointing
 
@@ -213,7 +213,7 @@ def test_a_sick_record_is_named_and_its_step_skipped():
     hooks = Recorder()
     model, _, state, _, reason = train(recipe_of(batch={"accumulate": 4}, stop={"max_steps": 6}), rows, hooks=hooks)
     assert reason == "steps" and state.skipped_steps == 2 and len(hooks.losses) == 4
-    assert [values["records"] for event, _, values in hooks.events if event == "skipped"] == [[7], [7]]
+    assert [values["lines"] for event, _, values in hooks.events if event == "skipped"] == [[8], [8]]
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
@@ -222,7 +222,7 @@ def test_too_many_skipped_steps_end_the_run_with_its_records():
     rows.sick = (0, 1, 2, 3)
     with pytest.raises(RunError, match="5 steps in a row, 5 in all") as caught:
         train(recipe_of(), rows)
-    assert caught.value.exit_code == 4 and "records" in caught.value.where
+    assert caught.value.exit_code == 4 and "lines" in caught.value.where
     every_other = Sick(random_rows(2).rows)
     every_other.sick = (1,)
     with pytest.raises(RunError, match="1 steps in a row, 7 in all"):

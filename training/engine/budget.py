@@ -1,8 +1,8 @@
 """How long a run is: the first of steps, epochs and hours, and the learning-rate plan over the steps that will happen.
 
 A limit in steps or epochs is known at once. One in hours becomes a number of steps when the first steps have shown
-their speed, and is made again as the clock goes on: at half of what is left, each time. What was planned is an event
-and lies in the checkpoint, so a resume keeps it. Patience ends a run early and changes no plan.
+their speed, and is made again when half of the time or of the steps to go is gone. What was planned is an event and
+lies in the checkpoint, so a resume keeps it. Patience ends a run early and changes no plan.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from training.engine.order import window_rows
 from training.engine.schedule import Plan
-from training.engine.state import TrainState
+from training.engine.state import Forecast, TrainState
 from training.recipe.model import Recipe
 
 SPEED_STEPS = 10
@@ -93,16 +93,17 @@ class Clock:
 
     def forecast(self, state: TrainState, num_rows: int) -> bool:
         """Plan by the clock where that is due; True where the plan has changed."""
-        hours, each = self._recipe.stop.max_hours, self.seconds_per_step()
-        if hours is None or each is None or self.passed() < (state.forecast_seconds or 0.0):
+        hours, each, due = self._recipe.stop.max_hours, self.seconds_per_step(), state.forecast
+        if hours is None or each is None or (due and self.passed() < due.seconds and state.step < due.step):
             return False
         left = hours * 3600 - self.passed() - self._closing_seconds
-        if state.forecast_seconds is not None and left < SPEED_STEPS * each:
+        if due and left < SPEED_STEPS * each:
             return False  # too late to matter
-        state.forecast_seconds = self.passed() + left / 2
+        self._mark = (time.monotonic(), 0)
         limit, limited_by = planned_steps(self._recipe, num_rows)
         reachable = state.step + max(1, int(left / each + 1e-6))
         total, by = (reachable, "hours") if reachable < limit else (limit, limited_by)
+        state.forecast = Forecast(self.passed() + left / 2, state.step + (total - state.step + 1) // 2)
         if abs(total - state.plan.total_steps) <= _WORTH_A_PLAN * (total - state.step):
             return False
         # a warm-up that is over stays as long as it was: the rate does not go up again

@@ -24,7 +24,7 @@ from training.recipe.model import Recipe
 
 MAX_SKIPPED_IN_A_ROW = 5
 _MAX_SKIPPED_SHARE = 0.1
-_MOST_RECORDS_TOLD = 8
+_MOST_LINES_TOLD = 8
 
 
 class Loop:
@@ -71,13 +71,13 @@ class Loop:
         """Count a step that was not made; too many end the run."""
         if sums.is_finite and len(sums.sick_rows):  # rows of one position can hold a document's first token alone
             return
-        records = self.objective.records(sums.sick_rows)
+        lines = self.objective.lines(sums.sick_rows)
         state.skipped_steps += 1
         state.skipped_in_a_row += 1
-        self.hooks.on_event("skipped", state, records=records, loss=repr(sums.nats), grad_norm=repr(sums.grad_norm))
+        self.hooks.on_event("skipped", state, lines=lines, loss=repr(sums.nats), grad_norm=repr(sums.grad_norm))
         in_a_row = state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW
         if in_a_row or state.skipped_steps > MAX_SKIPPED_IN_A_ROW + _MAX_SKIPPED_SHARE * state.step:
-            raise _too_many(state, sums, records)
+            raise _too_many(state, sums, lines)
 
     # ---- between steps
 
@@ -189,13 +189,13 @@ class Loop:
         )  # fmt: skip
 
 
-def _too_many(state: TrainState, sums: Sums, records: list[int]) -> RunError:
-    shown = ", ".join(str(record) for record in records[:_MOST_RECORDS_TOLD])
-    more = f" and {len(records) - _MOST_RECORDS_TOLD} more" if len(records) > _MOST_RECORDS_TOLD else ""
+def _too_many(state: TrainState, sums: Sums, lines: list[int]) -> RunError:
+    shown = ", ".join(str(line) for line in lines[:_MOST_LINES_TOLD])
+    more = f" and {len(lines) - _MOST_LINES_TOLD} more" if len(lines) > _MOST_LINES_TOLD else ""
     return RunError(
         f"{state.skipped_in_a_row} steps in a row, {state.skipped_steps} in all, could not be made: "
         "their loss or gradient was not finite, or no row fitted the memory",
-        where=f"step {state.step}, records {shown or 'none'}{more} of the train split, counted from 0",
+        where=f"step {state.step}, lines {shown or 'none'}{more} of the train split",
         found=f"loss {sums.nats}, gradient norm {sums.grad_norm}",
         expected="finite numbers",
     )

@@ -31,20 +31,21 @@ class TrainerProbe(Hooks):
     ):
         self.recipe = recipe
         method = registry.of(recipe.method)
-        self.model = method.imagine(recipe, device, dtype).model.train()
+        self.trainee = method.imagine(recipe, device, dtype)
+        self.model = self.trainee.model.train()
         make = make_optimizer or optimizer.build
         self.optimizer = make(self.model, recipe.optimizer)
         vocab_size = config_of(recipe.model)["vocab_size"]
         self.rows = method.rows(recipe, _Split(recipe, vocab_size), _Tokenizer(vocab_size))
         self._loop = loop.Loop(recipe, self.model, self.optimizer, self.rows, None, self)
         plan, planned_by = budget.first_plan(recipe, self.rows.num_rows)
-        self._state = TrainState(plan, planned_by, Rung.of(recipe))
+        self.state = TrainState(plan, planned_by, Rung.of(recipe))
         self._phase: Phase = contextlib.nullcontext
 
     def step(self, phase: Phase) -> None:
         """Run one optimizer step."""
         self._phase = phase
-        self._loop.step(self._state)
+        self._loop.step(self.state)
 
     def evaluate(self, phase: Phase) -> None:
         """Measure one micro-batch without gradients."""

@@ -10,6 +10,14 @@ from training.engine.schedule import Plan
 from training.engine.stop import BestSoFar
 
 
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """The moment of the next look at the clock: the first of trained seconds and of a step."""
+
+    seconds: float
+    step: int
+
+
 @dataclasses.dataclass
 class TrainState:
     """The state of a run between two steps.
@@ -18,7 +26,7 @@ class TrainState:
         planned_by: what the plan's length comes from: `steps`, `epochs` or `hours`.
         rung: how a window is cut into micro-batches; it changes where memory runs out.
         row: place in the epoch's order.
-        forecast_seconds: trained seconds from which the clock's plan is to be made again; None before the first time.
+        forecast: when the clock's plan is to be made again; None before the first time.
         compiled: whether the model is compiled; None until it is decided.
         loss_scale: what the loss is multiplied by before its gradient; 1 but in float16.
     """
@@ -34,7 +42,7 @@ class TrainState:
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     skipped_records: int = 0
-    forecast_seconds: float | None = None
+    forecast: Forecast | None = None
     compiled: bool | None = None
     loss_scale: float = 1.0
     steps_at_scale: int = 0
@@ -44,5 +52,5 @@ class TrainState:
     @classmethod
     def from_json(cls, values: dict) -> "TrainState":
         """The state as `dataclasses.asdict` gave it."""
-        parts = {"plan": Plan, "best": BestSoFar, "rung": Rung}
-        return cls(**values | {name: part(**values[name]) for name, part in parts.items()})
+        parts = {"plan": Plan, "best": BestSoFar, "rung": Rung, "forecast": Forecast}
+        return cls(**values | {name: part(**values[name]) for name, part in parts.items() if values[name]})

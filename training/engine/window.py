@@ -76,9 +76,9 @@ class Gradients:
             ladder.stand_on(self._model, lower)
             self._hooks.on_event("out_of_memory", state, **dataclasses.asdict(lower), error=why)
             return rows
-        records = self._objective.records(self._at)
-        state.skipped_records += len(records)
-        self._hooks.on_event("record_skipped", state, records=records, error=why)
+        lines = self._objective.lines(self._at)
+        state.skipped_records += len(lines)
+        self._hooks.on_event("record_skipped", state, lines=lines, error=why)
         return rows[~np.isin(rows, self._at)]
 
     def _pass(self, state: TrainState, rows: np.ndarray) -> Sums:

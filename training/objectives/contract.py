@@ -42,8 +42,8 @@ class Objective(Protocol):
     def batch(self, rows: np.ndarray) -> Batch:
         """Build the batch of these row numbers on the CPU, a pure function of them."""
 
-    def records(self, rows: np.ndarray) -> list[int]:
-        """The records that these rows are made of, by their line in the split's file, from 0, in order."""
+    def lines(self, rows: np.ndarray) -> list[int]:
+        """The records that these rows are made of, by their line in the split's file, from 1, in order."""
 
     def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
         """Run the model on a batch's tensors, which lie on its device, and sum the loss in nats over the labels."""

@@ -62,8 +62,8 @@ class RecordRows:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(tensors, len(labels_N), int(self._num_bytes_V[labels_N].sum()))
 
-    def records(self, rows: np.ndarray) -> list[int]:
-        return sorted(int(self._split.records[one]) for row in rows for one in self.packs.row(int(row)))
+    def lines(self, rows: np.ndarray) -> list[int]:
+        return sorted(int(self._split.records[one]) + 1 for row in rows for one in self.packs.row(int(row)))
 
     def _record(self, record: int) -> tuple[np.ndarray, np.ndarray]:
         """A record's inputs, and the label of each: the next token where that is trained."""

@@ -50,13 +50,13 @@ class StreamRows:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(tensors, len(labels_N), int(self._num_bytes_V[labels_N].sum()))
 
-    def records(self, rows: np.ndarray) -> list[int]:
+    def lines(self, rows: np.ndarray) -> list[int]:
         found = set()
         for row in rows:
             first = int(row) * self._seq_len
             begin, end = np.searchsorted(self._starts, (first, first + self._seq_len), "right")
             found.update(range(max(0, int(begin) - 1), int(end)))
-        return sorted(int(self._split.records[one]) for one in found)
+        return sorted(int(self._split.records[one]) + 1 for one in found)
 
     def _window(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """The row's inputs and the one token behind them (the ignored label past the end), and where texts begin."""
