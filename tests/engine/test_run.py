@@ -10,12 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.calculator import nvml
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import UserError
 from training.engine import checkpoint
+from training.engine.trainer import Trainer
+from training.objectives.stream import StreamRows
 from training.runs.events import read_events
 from training.runs.folder import RunFolder, all_runs, resolve_checkpoint
 
@@ -113,6 +116,33 @@ def test_an_interrupted_run_goes_on_bit_for_bit(recipe: Path):
     assert [event["eval/loss_nats"] for event in read_events(run.path, "validation")] == [
         event["eval/loss_nats"] for event in read_events(other.path, "validation")
     ]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_lines_and_a_way_out(recipe: Path, monkeypatch, capsys):
+    """Exit 4, the lines of the split in the message and in the events; the last good checkpoint stays."""
+    plain = StreamRows.loss
+
+    def sick(self, model, tensors):
+        nats = plain(self, model, tensors)
+        return nats * float("nan") if torch.is_grad_enabled() and model.training and step[0] > 6 else nats
+
+    step = [0]
+    on_step = Trainer.on_step
+
+    def count(self, state, result):
+        step[0] = state.step
+        on_step(self, state, result)
+
+    monkeypatch.setattr(StreamRows, "loss", sick)
+    monkeypatch.setattr(Trainer, "on_step", count)
+    code, run = train(recipe, "stop.max_steps=100")
+    told = capsys.readouterr().err
+    assert code == 4 and run.status() == "failed" and "5 steps in a row, 5 in all" in told
+    assert f"make train CONFIG={paths.for_people(run.path / 'recipe.yaml')} ARGS=optimizer.lr=0.0015" in told
+    skipped = list(read_events(run.path, "skipped"))
+    assert [event["step"] for event in skipped] == [8, 9, 10, 11, 12] and all(event["lines"] for event in skipped)
+    assert f"lines {', '.join(str(line) for line in skipped[-1]['lines'][:8])}" in told
+    assert run.latest(checkpoint.STATE_KIND).name == "step_000008"  # a state that was saved though its step was skipped
 
 
 @pytest.mark.parametrize("damage", ["half", "zero", "folder", "pointer", "state"])

@@ -42,7 +42,7 @@ def run() -> tuple[Ratio, ...]:
         saving.wait()
     return (
         Ratio("a window's batches over its step", batches, min(plain / _STEPS_A_SAVE, seconds(step))),
-        Ratio(f"{_STEPS_A_SAVE} steps and a checkpoint over {_STEPS_A_SAVE} steps", saved, plain),
+        Ratio("ten steps and a checkpoint over ten steps", saved, plain),
     )
 
 
