@@ -288,6 +288,18 @@ def test_what_the_trainer_does_not_do_is_refused_and_not_passed_over(recipe: Pat
     assert "not be trained by this version" in capsys.readouterr().err and all_runs() == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "code", "word"),
+    [
+        (["optimizer.name=paged_adamw8bit"], 2, "paged optimizer states"),
+        (["memory.weights=fp16"], 2, "cannot be held in float16"),
+    ],
+)
+def test_what_cannot_be_held_here_is_refused_before_anything_is_loaded(recipe: Path, overrides, code, word, capsys):
+    assert main(["train", "--config", str(recipe), *overrides]) == code
+    assert word in capsys.readouterr().err and all_runs() == []
+
+
 @pytest.mark.parametrize("foreign", ["run", "step", "state"])
 def test_a_checkpoint_that_is_not_the_runs_own_is_passed_over(recipe: Path, foreign: str, capsys):
     """Its bytes are right and it is not what the run made at that step."""

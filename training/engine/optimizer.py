@@ -28,29 +28,23 @@ def build(model: torch.nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     ]
     common = {"lr": settings.lr, "betas": tuple(settings.betas), "eps": settings.eps}
     if settings.name in EIGHT_BIT:
-        return _eight_bit(settings, [group for group in groups if group["params"]], trainable[0].device, common)
+        return _eight_bit(settings, [group for group in groups if group["params"]], common)
     return torch.optim.AdamW(
         groups, fused=settings.impl == "fused", foreach=settings.impl == "foreach", **common
     )  # fmt: skip
 
 
-def _eight_bit(settings: Optimizer, groups: list[dict], device: torch.device, common: dict) -> torch.optim.Optimizer:
+def _eight_bit(settings: Optimizer, groups: list[dict], common: dict) -> torch.optim.Optimizer:
     try:
         import bitsandbytes
     except (ImportError, OSError, RuntimeError) as error:
-        raise _no_eight_bit(settings, str(error)[:200]) from error
-    if device.type not in ("cpu", "cuda") or (settings.name == "paged_adamw8bit" and device.type != "cuda"):
-        raise _no_eight_bit(settings, f"the device {device.type}")
+        raise MachineError(
+            "bitsandbytes cannot be used here, so there are no 8-bit states", where="optimizer.name",
+            found=str(error)[:200], expected="bitsandbytes with its library for this machine, or adamw",
+            next_command="the same command with optimizer.name=adamw in ARGS",
+        ) from error  # fmt: skip
     kinds = {"adamw8bit": bitsandbytes.optim.AdamW8bit, "paged_adamw8bit": bitsandbytes.optim.PagedAdamW8bit}
     return kinds[settings.name](groups, **common)
-
-
-def _no_eight_bit(settings: Optimizer, found: str) -> MachineError:
-    return MachineError(
-        f"{settings.name} is not to be had here", where="optimizer.name", found=found,
-        expected="bitsandbytes on a CUDA GPU (adamw8bit on a CPU too), or adamw",
-        next_command="the same command with optimizer.name=adamw in ARGS",
-    )  # fmt: skip
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

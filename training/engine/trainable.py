@@ -1,6 +1,7 @@
 """What this trainer can train, told before anything heavy is loaded. It imports no torch."""
 
-from training.core.errors import Problems, TrainyardError, UserError
+from training.calculator import devices
+from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
 from training.objectives import registry
 from training.recipe.load import Resolved
@@ -26,7 +27,25 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         for key, value, known in limits
         if value not in known
     ]  # fmt: skip
-    return found + _float16(resolved) + training_problems(resolved) + registry.of(recipe.method).problems(resolved)
+    return (
+        found
+        + _paged(resolved)
+        + _float16(resolved)
+        + training_problems(resolved)
+        + registry.of(recipe.method).problems(resolved)
+    )
+
+
+def _paged(resolved: Resolved) -> list[TrainyardError]:
+    if resolved.recipe.optimizer.name != "paged_adamw8bit" or devices.gpus():
+        return []
+    return [
+        MachineError(
+            "paged optimizer states are moved by a CUDA GPU's driver, and there is none here",
+            where=resolved.origins.get("optimizer.name"), found="optimizer.name: paged_adamw8bit",
+            expected="adamw or adamw8bit", next_command="the same command with optimizer.name=adamw8bit in ARGS",
+        )
+    ]  # fmt: skip
 
 
 def _float16(resolved: Resolved) -> list[TrainyardError]:
