@@ -258,12 +258,14 @@ def test_memfit_answers_within_half_a_second_and_without_torch():
 def test_bench_compares_times_of_one_run(call, monkeypatch):
     for room in ("tokenizer", "data"):
         monkeypatch.setattr(f"training.{room}.speed._TEXT_BYTES", 1 << 21)
+    monkeypatch.setattr("training.engine.loop_speed._STEPS_A_SAVE", 1)
     code, document, text = call("bench", "--config", DEMO)
     assert code == 0
     assert [ratio["name"] for ratio in document["ratios"] if "datasets" not in ratio["name"]] == [
         "memfit over an empty interpreter", "a replay of 32 layers over 4", "solving for the batch over one estimate",
         "text to records over json.loads", "and near-duplicates too",
         "tokenizer training over the library called directly", "text to ids over the library's encode_batch_fast",
+        "a window's batches over its step", "ten steps and a checkpoint over ten steps",
     ]  # fmt: skip
     for ratio in document["ratios"]:
         assert ratio["ratio"] == ratio["seconds"] / ratio["base_seconds"] > 0 and ratio["name"] in text

@@ -59,6 +59,7 @@ class Memory:
     autocast: bool
     expandable_segments: bool
     cap: str | None  # a size such as 10GiB
+    compile: bool | str  # or "auto"
     adapter_dtype: str
     profile: str
 
@@ -115,6 +116,7 @@ class Checkpoint:
     every_steps: int | None
     every_minutes: float | None
     keep: int
+    background: bool
     initial: bool
 
 

@@ -1,0 +1,33 @@
+"""What the loop calls out to, and what it says of a step; `training.engine.trainer` implements it, tests may."""
+
+import contextlib
+import dataclasses
+
+from training.engine.state import TrainState
+from training.objectives.contract import Score
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step reports."""
+
+    score: Score
+    rate: float
+    grad_norm: float
+    seconds: float
+
+
+class Hooks:
+    """Does nothing, and never asks for a stop."""
+
+    def on_step(self, state: TrainState, result: StepResult) -> None: ...
+    def on_validation(self, state: TrainState, score: Score, is_best: bool) -> None: ...
+    def on_event(self, event: str, state: TrainState, **values: object) -> None: ...
+    def save(self, state: TrainState) -> None: ...
+
+    def stop_requested(self) -> str | None:
+        """`pause` or `cancel`, where somebody asked for it."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Surround a part of a step: `forward` and `backward` of each micro-batch, and `optimizer_step`."""
+        return contextlib.nullcontext()
