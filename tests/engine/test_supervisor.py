@@ -287,3 +287,22 @@ def test_the_counter_of_kills_is_read_of_either_kind_of_control_group(tmp_path):
     member.write_text("4:memory:/b\n0::/\n")
     assert memory_kills.count(second, member) == 9
     assert json.dumps(memory_kills.count())  # of this very machine: a number or null
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+from training.engine import launch, supervisor
+from training.recipe.load import load
+supervisor.train = lambda run, held: {}
+launch.start(load(Path(sys.argv[1])))
+print([name for name in ("torch", "transformers") if name in sys.modules])
+"""
+
+
+def test_all_that_comes_before_the_engine_needs_no_torch(recipe: Path):
+    """The recipe, memory, data, tokens and the queue; so an engine costs its own imports and no others."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(recipe)], cwd=paths.REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
