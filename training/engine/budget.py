@@ -49,6 +49,8 @@ def _plan(recipe: Recipe, total_steps: int, warmup_steps: int) -> Plan:
 class Clock:
     """One process's time of a run: what has passed, what steps cost, and what the end will cost.
 
+    A save costs training what it waits for (`save_seconds`), and the end what the disk takes (`write_seconds`).
+
     Args:
         already_seconds: what earlier processes have trained.
     """
@@ -57,7 +59,7 @@ class Clock:
         self._recipe, self._began = recipe, time.monotonic() - already_seconds
         self._first: list[float] = []
         self._mark: tuple[float, int] | None = None
-        self.validation_seconds = self.save_seconds = 0.0
+        self.validation_seconds = self.save_seconds = self.write_seconds = 0.0
 
     def passed(self) -> float:
         """Seconds that the run has trained."""
@@ -78,7 +80,7 @@ class Clock:
 
     @property
     def _closing_seconds(self) -> float:
-        return self.validation_seconds + self.save_seconds
+        return self.validation_seconds + max(self.save_seconds, self.write_seconds)
 
     def seconds_per_step(self) -> float | None:
         """What a step costs with its share of validations and saves; None before the speed is known."""
@@ -88,27 +90,26 @@ class Clock:
         if num_steps >= SPEED_STEPS:
             return (time.monotonic() - since) / num_steps
         evaluate, checkpoint = self._recipe.evaluate.every_steps, self._recipe.checkpoint.every_steps
-        costs = ((self._closing_seconds, evaluate), (self.save_seconds, checkpoint))
+        costs = ((self.validation_seconds + self.save_seconds, evaluate), (self.save_seconds, checkpoint))
         return float(np.median(self._first)) + sum(cost / every for cost, every in costs if every)
 
-    def forecast(self, state: TrainState, num_rows: int) -> bool:
-        """Plan by the clock where that is due; True where the plan has changed."""
+    def forecast(self, state: TrainState, num_rows: int) -> float | None:
+        """Plan by the clock where that is due; returns what a step costs where the plan has changed."""
         hours, each, due = self._recipe.stop.max_hours, self.seconds_per_step(), state.forecast
         if hours is None or each is None or (due and self.passed() < due.seconds and state.step < due.step):
-            return False
+            return None
         left = hours * 3600 - self.passed() - self._closing_seconds
         if due and left < SPEED_STEPS * each:
-            return False  # too late to matter
+            return None  # too late to matter
         self._mark = (time.monotonic(), 0)
         limit, limited_by = planned_steps(self._recipe, num_rows)
         reachable = state.step + max(1, int(left / each + 1e-6))
         total, by = (reachable, "hours") if reachable < limit else (limit, limited_by)
         state.forecast = Forecast(self.passed() + left / 2, state.step + (total - state.step + 1) // 2)
         if abs(total - state.plan.total_steps) <= _WORTH_A_PLAN * (total - state.step):
-            return False
+            return None
         # a warm-up that is over stays as long as it was: the rate does not go up again
-        warmup = state.plan.warmup_steps
-        if state.step < warmup or state.planned_by != by:
-            warmup = self._recipe.schedule.warmup.steps(total)
+        is_warm = state.step >= state.plan.warmup_steps
+        warmup = state.plan.warmup_steps if is_warm else self._recipe.schedule.warmup.steps(total)
         state.plan, state.planned_by = _plan(self._recipe, total, warmup), by
-        return True
+        return each

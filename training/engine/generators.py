@@ -6,16 +6,15 @@ Tensors = dict[str, torch.Tensor]
 
 
 def states() -> Tensors:
-    """The state of the CPU's generator and of each GPU's."""
+    """The state of the CPU's generator, and of the GPU's where there is one."""
     found = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found |= {f"cuda{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
+        found["cuda"] = torch.cuda.get_rng_state()
     return found
 
 
 def restore(states: Tensors) -> None:
-    """Put them back; those of GPUs that are not there are passed over."""
+    """Put them back; that of a GPU where there is one."""
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda0" in states:
-        num_known = min(len(states) - 1, torch.cuda.device_count())
-        torch.cuda.set_rng_state_all([states[f"cuda{i}"] for i in range(num_known)])
+    if torch.cuda.is_available() and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])

@@ -25,6 +25,10 @@ class Hooks:
     def on_event(self, event: str, state: TrainState, **values: object) -> None: ...
     def save(self, state: TrainState) -> None: ...
 
+    def write_seconds(self) -> float:
+        """What it takes until the disk has a checkpoint, as far as that is known."""
+        return 0.0
+
     def stop_requested(self) -> str | None:
         """`pause` or `cancel`, where somebody asked for it."""
 

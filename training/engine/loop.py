@@ -92,7 +92,7 @@ class Loop:
         if not math.isfinite(score.nats):
             raise RunError(
                 "the validation loss is not finite", where=f"step {state.step}", found=score.nats,
-                expected="a finite number", next_command="lower optimizer.lr, and look at the recipe's architecture",
+                expected="a finite number",
             )  # fmt: skip
         is_best = state.best.observe(score.loss_nats, state.step)
         self.hooks.on_validation(state, score, is_best)
@@ -120,7 +120,7 @@ class Loop:
         with self.hooks.phase("saving"):
             self.hooks.save(state)
         self._since_save = time.monotonic()
-        self._clock.save_seconds = self._since_save - started
+        self._clock.save_seconds, self._clock.write_seconds = self._since_save - started, self.hooks.write_seconds()
 
     def _prepare(self, state: TrainState) -> None:
         """Stand where the state stands, try the longest rows, and measure and keep the untrained model."""
@@ -154,10 +154,10 @@ class Loop:
             if result is not None:
                 self._clock.count_step(result.seconds)
                 self.hooks.on_step(state, result)
-            if self._clock.forecast(state, self.objective.num_rows):
+            if each := self._clock.forecast(state, self.objective.num_rows):
                 self.hooks.on_event(
                     "plan", state, total_steps=state.plan.total_steps, planned_by=state.planned_by,
-                    seconds_per_step=round(self._clock.seconds_per_step(), 4),
+                    seconds_per_step=round(each, 4),
                 )  # fmt: skip
             if (asked := self.hooks.stop_requested()) == "cancel":
                 return "cancelled"

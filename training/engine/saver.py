@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from training.calculator import devices
+from training.core import timing
 from training.engine.checkpoint import Snapshot
 
 _MEMORY_LEFT_BYTES = 256 << 20
@@ -25,11 +26,12 @@ class Saver:
         self._write, self._in_background = write, in_background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.seconds = 0.0  # of the last write that is done
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a snapshot; the one before must be done, see `wait`."""
         if not (self._in_background and _has_room(snapshot.num_bytes)):
-            self._write(snapshot)
+            self._timed(snapshot)
             return
         # a daemon, so that a second interrupt need not wait for a disk that hangs: what is half written is never read
         self._thread = threading.Thread(target=self._run, args=(snapshot.copied(),), name="checkpoint", daemon=True)
@@ -37,9 +39,12 @@ class Saver:
 
     def _run(self, snapshot: Snapshot) -> None:
         try:
-            self._write(snapshot)
+            self._timed(snapshot)
         except BaseException as error:
             self._error = error
+
+    def _timed(self, snapshot: Snapshot) -> None:
+        self.seconds = timing.seconds(lambda: self._write(snapshot))
 
     def check(self) -> None:
         """Raise what went wrong in the background since the last look."""

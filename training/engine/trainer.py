@@ -220,6 +220,9 @@ class Trainer(Hooks):
         checkpoint.require_space(self.folder, snapshot, self.inputs.tokenizer)
         self._saver.save(snapshot)
 
+    def write_seconds(self) -> float:
+        return self._saver.seconds
+
     def _write(self, snapshot: checkpoint.Snapshot) -> None:
         """Put a snapshot on the disk, let the pointers name it, and remove what is not kept; in the saver's thread."""
         origin = {
