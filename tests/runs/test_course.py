@@ -75,6 +75,9 @@ def test_speed_and_time_left_are_those_of_the_last_steps(tmp_path: Path):
              for number in range(31, 51)]  # fmt: skip
     found = read(tmp_path, lines({"time": 0, "event": "start", "step": 0, "total_steps": 100}, *slow, *quick))
     assert found.tokens_per_second() == 50.0 and found.seconds_left() == pytest.approx(100.0)
+    found.since = 3035.0  # resumed after step 47: four hours of pause are nobody's pace
+    found.steps[-4]["time"] -= 14_400
+    assert found.seconds_left() == pytest.approx(100.0)
     found.planned_steps = None
     assert found.seconds_left() is None
 

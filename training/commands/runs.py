@@ -159,5 +159,6 @@ def _rows(one: Overview, report: Report) -> None:
         report.add("memory", f"peak {format_bytes(one.peak_bytes)}{told}")
     steps = one.run.steps()
     report.add("checkpoints", ", ".join(str(step) for step in steps[-6:]) or "none")
-    if (one.run.path / "stacks.log").is_file():
-        report.add("stacks", one.run.path / "stacks.log")
+    stacks = one.run.path / "stacks.log"
+    if stacks.is_file() and stacks.stat().st_size:  # it is opened empty
+        report.add("stacks", stacks)

@@ -28,6 +28,7 @@ class Course:
     validations: list[dict] = field(default_factory=list)
     others: deque[dict] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
     planned_steps: int | None = None
+    since: float = 0.0  # when the run was begun or gone on with for the last time
     last_time: float | None = None
 
     @property
@@ -50,8 +51,8 @@ class Course:
         return sum(speeds) / len(speeds) if speeds else None
 
     def seconds_left(self, window: int = 20) -> float | None:
-        """Seconds to the planned end at the pace of the last kept steps; None where either is not known."""
-        tail = self.steps[-window:]
+        """Seconds to the planned end at the pace of the last kept steps of this sitting; None where it is not known."""
+        tail = [step for step in self.steps[-window:] if step["time"] >= self.since]
         if self.planned_steps is None or len(tail) < 2 or tail[-1]["step"] <= tail[0]["step"]:
             return None
         pace = (tail[-1]["time"] - tail[0]["time"]) / (tail[-1]["step"] - tail[0]["step"])
@@ -90,6 +91,7 @@ def _take_other(course: Course, line: bytes | None) -> None:
     course.last_time = event.get("time", course.last_time)
     if event["event"] in ("start", "resume"):
         _rewind(course, event["step"] + 1)
+        course.since = event.get("time", 0.0)
     total = event.get("total_steps")
     if isinstance(total, int):
         course.planned_steps = total
@@ -106,9 +108,9 @@ def _take_step(course: Course, line: bytes) -> None:
 
 
 def _add_step(course: Course, event: dict) -> None:
-    if _is_number(event.get("train/loss_nats")):
+    if _is_number(event.get("train/loss_nats")) and _is_number(event.get("time")):
         _rewind(course, event["step"])
-        course.last_time = event.get("time", course.last_time)
+        course.last_time = event["time"]
         course.steps.append(event)
 
 
