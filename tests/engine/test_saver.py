@@ -144,6 +144,7 @@ def test_a_pause_file_saves_and_stops_and_the_run_goes_on(recipe: Path, monkeypa
     """D18: exit 130, status paused, the file used up; the end is that of a run nobody stopped."""
     _, wanted = train(recipe)
     with monkeypatch.context() as patch:
+        slowly(patch, 0.2)  # which the stop waits for
         asks_at(patch, "pause", 5)
         code, run = train(recipe)
     assert (code, run.status(), run.steps()[-1]) == (130, "paused", 5) and not (run.path / "pause").exists()

@@ -34,7 +34,7 @@ class StreamRows:
         self._starts = np.asarray(split.offsets[:-1])
         self._seq_len, self._pad_id, self._loss_chunk = seq_len, pad_id, loss_chunk
         self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
-        self.lengths = np.full(self.num_rows, seq_len)
+        self.lengths = np.broadcast_to(seq_len, self.num_rows)
 
     def batch(self, rows: np.ndarray) -> Batch:
         windows = [self._window(int(row)) for row in rows]
