@@ -86,6 +86,19 @@ def test_the_plan_follows_a_speed_that_changes(monkeypatch: pytest.MonkeyPatch, 
     assert state.planned_by == "hours"
 
 
+def test_steps_that_are_long_are_planned_after_two(monkeypatch: pytest.MonkeyPatch):
+    """100 s a step and 600 s: the trial and five steps, of which the last has the floor's rate."""
+    rows = random_rows(10)
+    clock(monkeypatch, rows, lambda n: 100.0)
+    recipe = recipe_of(
+        stop={"max_steps": 1000, "max_hours": 600 / 3600}, schedule={"kind": "cosine", "min_lr_ratio": 0.1}
+    )
+    hooks = Recorder()
+    _, _, state, _, reason = train(recipe, rows, hooks=hooks)
+    assert (reason, state.step, state.plan.total_steps) == ("hours", 5, 5)
+    assert [step for event, step, _ in hooks.events] == [2] and hooks.rates[-1] == pytest.approx(1e-3)
+
+
 def test_a_limit_in_steps_that_comes_before_the_clock_is_the_plan_again(monkeypatch: pytest.MonkeyPatch):
     """A slow start makes the clock decide; when the machine is quick again the steps do."""
     rows = random_rows(10)

@@ -18,6 +18,7 @@ from training.recipe.model import Recipe
 SPEED_STEPS = 10
 """Steps after which the speed is known."""
 UNLIMITED_STEPS = 10**9
+_FEWEST_SPEED_STEPS, _LATE_SHARE = 2, 0.1
 _WORTH_A_PLAN = 0.02
 """Share of the steps to go by which a forecast must differ before the plan is made again."""
 
@@ -84,7 +85,7 @@ class Clock:
 
     def seconds_per_step(self) -> float | None:
         """What a step costs with its share of validations and saves; None before the speed is known."""
-        if len(self._first) < SPEED_STEPS:
+        if not self._knows_the_speed():
             return None
         since, num_steps = self._mark
         if num_steps >= SPEED_STEPS:
@@ -92,6 +93,12 @@ class Clock:
         evaluate, checkpoint = self._recipe.evaluate.every_steps, self._recipe.checkpoint.every_steps
         costs = ((self.validation_seconds + self.save_seconds, evaluate), (self.save_seconds, checkpoint))
         return float(np.median(self._first)) + sum(cost / every for cost, every in costs if every)
+
+    def _knows_the_speed(self) -> bool:
+        """After the first steps; sooner where they are so long that they take a good part of the hours."""
+        hours, num_steps = self._recipe.stop.max_hours, len(self._first)
+        is_late = hours is not None and self.passed() >= _LATE_SHARE * hours * 3600
+        return num_steps >= SPEED_STEPS or (num_steps >= _FEWEST_SPEED_STEPS and is_late)
 
     def forecast(self, state: TrainState, num_rows: int) -> float | None:
         """Plan by the clock where that is due; returns what a step costs where the plan has changed."""
