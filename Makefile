@@ -18,7 +18,7 @@ $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
 
 ##@ Set up
-.PHONY: help setup test lint doctor
+.PHONY: help setup test lint doctor smoke
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
@@ -46,6 +46,9 @@ lint: setup ## Check the style
 
 doctor: setup ## Tell what this machine has
 	@$(TRAINYARD) doctor $(ARGS)
+
+smoke: setup ## One tiny LoRA and QLoRA step on the GPU, held against the processor (ARGS=--cpu)
+	@$(TRAINYARD) smoke $(ARGS)
 
 ##@ Contain
 .PHONY: wheelhouse images
@@ -122,7 +125,7 @@ resume: setup ## Go on with a run. RUN=id or latest
 	$(call need,RUN,make resume RUN=latest)
 	@$(TRAINYARD) resume "$$RUN" $(ARGS)
 
-runs: setup ## List the runs, or show one: RUN=id or latest
+runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS="--with OTHER --plot loss.png --follow")
 	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)
 
 evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step folder

@@ -29,7 +29,7 @@ from training.core.errors import (
 from training.core.report import Report
 
 COMMANDS = {
-    "See": ("doctor", "recipe", "runs", "verify"),
+    "See": ("doctor", "smoke", "recipe", "runs", "verify"),
     "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify"),
     "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
     "Plan": ("memfit", "bench-memfit", "bench", "check"),
@@ -144,7 +144,7 @@ def _failed(report: Report, error: Exception) -> dict:
 
 
 def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
-    name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
+    name = interrupt.signal_name if isinstance(interrupt, Terminated) else "SIGINT"
     report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
     report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
     return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
@@ -162,5 +162,5 @@ def _print(text: str) -> bool:
         return isinstance(error, BrokenPipeError)
 
 
-def _raise_terminated(*_: object) -> None:
-    raise Terminated
+def _raise_terminated(number: int, _: object) -> None:
+    raise Terminated(signal_name=signal.Signals(number).name)

@@ -44,8 +44,13 @@ def is_running(who: dict | None) -> bool:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, and leave the terminal's interrupts to the parent."""
+    """Die with the parent, and leave the terminal's interrupts to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before
         os._exit(1)

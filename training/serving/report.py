@@ -39,7 +39,7 @@ def close(document: dict, error: BaseException | None) -> None:
     if error is None:
         document |= {"verdict": "PASS", "exit_code": 0}
     elif isinstance(error, KeyboardInterrupt):
-        name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+        name = error.signal_name if isinstance(error, Terminated) else "SIGINT"
         document |= {"verdict": "INTERRUPTED", "exit_code": INTERRUPTED_EXIT_CODE}
         document["error"] = {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": f"stopped by {name}"}
     else:
