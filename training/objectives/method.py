@@ -76,12 +76,7 @@ class Method(abc.ABC):
 
     def rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
         """The rows of one split: of records where it has labels, else of a stream of texts."""
-        chunk = recipe.memory.loss_chunk
-        settings = {
-            "seq_len": recipe.data.seq_len,
-            "loss_chunk": 0 if chunk == "auto" else chunk,
-            "pad_id": tokenizer.pad_id or 0,
-        }
+        settings = self.row_settings(recipe, tokenizer)
         if split.trained is None:
             from training.objectives.stream import StreamRows
 
@@ -90,6 +85,19 @@ class Method(abc.ABC):
 
         settings |= {"packs": recipe.data.packing, "seed": recipe.seeds.data}
         return RecordRows(split, tokenizer.text_bytes_V, **settings)
+
+    def row_settings(self, recipe: Recipe, tokenizer: Tokenizer) -> dict:
+        """What every kind of rows takes of a recipe."""
+        chunk = recipe.memory.loss_chunk
+        return {
+            "seq_len": recipe.data.seq_len,
+            "loss_chunk": 0 if chunk == "auto" else chunk,
+            "pad_id": tokenizer.pad_id or 0,
+        }
+
+    def imagined_rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
+        """The rows of a split that is made up, for a look at a step's memory: nothing is read from disk."""
+        return self.rows(recipe, split, tokenizer)
 
     @abc.abstractmethod
     def build(self, recipe: Recipe, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype) -> Trainee:
