@@ -99,7 +99,7 @@ data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=n
 teacher-record: setup ## Record a teacher for method distill; goes on where it stopped. CONFIG=recipe.yaml TEACHER=base|run|file.gguf|URL
 	$(call need,CONFIG,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
 	$(call need,TEACHER,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
-	@$(TRAINYARD) teacher-record "$$TEACHER" --config "$$CONFIG" $(ARGS)
+	@$(TRAINYARD) teacher-record --config "$$CONFIG" --teacher "$$TEACHER" $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)

@@ -13,8 +13,10 @@ EXAMPLE = "make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", metavar="TEACHER", help="a base, a run, a folder, a GGUF file, or a server's URL")
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument(
+        "--teacher", required=True, help="a base, a run, a checkpoint, a folder, a GGUF file, or a server's URL"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
 
 
