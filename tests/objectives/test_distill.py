@@ -170,7 +170,9 @@ def test_shifted_rows_are_refused(distilling: Path):
         each = len(data) // split.num_trained_tokens
         path.write_bytes(data[each:] + data[:each])
     manifest = files.read_json(folder / files.MANIFEST)
-    files.write_manifest(folder, teaching.KIND, {k: manifest[k] for k in manifest if k not in ("schema", "kind", "files")})
+    files.write_manifest(
+        folder, teaching.KIND, {k: manifest[k] for k in manifest if k not in ("schema", "kind", "files")}
+    )
     with pytest.raises(IntegrityError, match="not about these tokens"):
         teaching.Record(folder, split)
 
@@ -252,7 +254,8 @@ def test_a_record_goes_on_after_a_kill(distilling: Path):
         "from training.recipe import bases\n"
         f"from pathlib import Path; bases.FILE = Path({str(bases.FILE)!r})\n"
         "from training.cli import main\n"
-        f"main(['teacher-record', '--teacher', {str(distilling / 'best')!r}, '--config', {str(distilling / 'whole.yaml')!r}])\n"
+        f"main(['teacher-record', '--teacher', {str(distilling / 'best')!r}, "
+        f"'--config', {str(distilling / 'whole.yaml')!r}])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=paths.REPOSITORY, stderr=subprocess.DEVNULL)
     journal = folder.with_name(f".{folder.name}.recording") / "journal.json"

@@ -7,7 +7,7 @@ from training.core.report import Report
 from training.core.timing import Ratio
 from training.core.units import format_bytes
 
-SUMMARY = "time memfit, text to records, and the tokenizer, beside what else does it"
+SUMMARY = "time memfit, text to records, the tokenizer and the trainer, beside what else does it"
 EXAMPLE = "make bench"
 
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        default="recipes/demo.yaml",
+        default="recipes/demo/pretrain-stdlib.yaml",
         help="the recipe that memfit reads (default %(default)s)",
     )
 
@@ -23,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.calculator import speed as of_memfit
     from training.data import speed as of_data
+    from training.engine import speed as of_trainer
     from training.tokenizer import speed as of_tokenizer
 
-    ratios = (*of_memfit.run(Path(args.config)), *of_data.run(), *of_tokenizer.run())
+    ratios = (*of_memfit.run(Path(args.config)), *of_data.run(), *of_tokenizer.run(), *of_trainer.run())
     for ratio in ratios:
         report.add(ratio.name, f"{ratio.value:.2f} ({_figures(ratio)})")
     return {"schema": 1, "ratios": [ratio.to_json() for ratio in ratios]}
@@ -36,5 +37,6 @@ def _figures(ratio: Ratio) -> str:
     if ratio.num_bytes is not None:
         figures.append(f"{format_bytes(round(ratio.num_bytes / ratio.seconds))} a second")
     if ratio.peak_bytes is not None:
-        figures.append(f"peak memory {format_bytes(ratio.peak_bytes)}")
+        over = f" over {format_bytes(ratio.base_peak_bytes)}" if ratio.base_peak_bytes is not None else ""
+        figures.append(f"peak memory {format_bytes(ratio.peak_bytes)}{over}")
     return ", ".join(figures)

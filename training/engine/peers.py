@@ -93,12 +93,9 @@ def _trainer(recipe: Recipe, examples: list[dict], folder: str):
     from training.engine.inputs import resolve_inputs
     from training.objectives import architecture
 
-    class Rows(list):
-        """Rows of one length need no padding."""
-
     model = architecture.random(recipe, resolve_inputs(recipe).tokenizer)
     arguments = transformers.TrainingArguments(**_arguments(recipe, folder))
-    return _clocked(transformers.Trainer, model=model, args=arguments, train_dataset=Rows(examples))
+    return _clocked(transformers.Trainer, model=model, args=arguments, train_dataset=examples)
 
 
 def _sft(recipe: Recipe, examples: list[dict], folder: str):

@@ -45,8 +45,13 @@ def trained_nats(
         logits_NV = model(**inputs).logits.flatten(0, 1).index_select(0, tensors["trained_N"])
         return nats(logits_NV.float(), *targets)
     # in one expression, so that the other positions' states are gone before there are logits
-    hidden_ND = model.base_model(**inputs).last_hidden_state.flatten(0, 1).index_select(0, tensors["trained_N"])
+    hidden_ND = _those(model.base_model(**inputs).last_hidden_state.flatten(0, 1), tensors["trained_N"])
     return summed_nats(logits_of(model), hidden_ND, targets, chunk, nats)
+
+
+def _those(states: torch.Tensor, trained_N: torch.Tensor) -> torch.Tensor:
+    """The states of trained positions; where that is all of them there is nothing to copy."""
+    return states if len(trained_N) == len(states) else states.index_select(0, trained_N)
 
 
 def logits_of(model: torch.nn.Module) -> Logits:

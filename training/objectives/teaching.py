@@ -110,7 +110,7 @@ class Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
         if (self._folder / _JOURNAL).is_file():
             self._done = files.read_json(self._folder / _JOURNAL)
-        self._files = {part: open(self._path(part), "ab") for part in _PARTS}
+        self._files = {part: open(self._path(part), "ab") for part in _PARTS}  # noqa: SIM115 (open for the block)
         for part, file in self._files.items():
             file.truncate(self._done["rows"] * self._sizes[part])
         return self
@@ -269,4 +269,3 @@ class Record:
         """The likeliest tokens and log-probabilities for a document's labels: shapes (N, K) and (N, K + 1)."""
         rows = slice(self._first_row[document], self._first_row[document + 1])
         return self._top_NK[rows], self._logprobs_NC[rows]
-

@@ -1,9 +1,10 @@
 """The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
 
 The words are JSON Schema 2020-12. Four annotations are ours: `x-methods` (a section that exists for these methods
-only), `x-takes` (sections of other methods that these may have too), `x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). The methods are those
-of the files `training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has
-properties, is the section of its name.
+only), `x-takes` (sections of other methods that these may have too), `x-also` (what other tools call the key) and
+`x-expected` (a pattern in people's words). The methods are those of the files
+`training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has properties, is
+the section of its name.
 """
 
 from __future__ import annotations
