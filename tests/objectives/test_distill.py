@@ -230,6 +230,25 @@ def test_two_teachers_are_told_apart_by_name(distilling: Path, capsys: pytest.Ca
         assert code == 0 and f'teacher: "{name}@{folder.name}"' in (run.path / "recipe.yaml").read_text()
 
 
+@pytest.mark.parametrize("name", ["adapter", "whole", "fresh"])
+def test_a_step_of_made_up_records_is_planned(distilling: Path, name: str):
+    """A made-up step has the recipe's shapes; no log-softmax is kept, so it takes no more than the plain loss."""
+    from training.calculator import fit, formula
+    from training.engine.probe import TrainerProbe
+
+    resolved = load(distilling / f"{name}.yaml", ["batch.accumulate=1", "data.micro_batch=4"])
+    plain = load(distilling / "full.yaml", ["batch.accumulate=1", "data.micro_batch=4"])
+    probe = TrainerProbe(resolved.recipe, torch.device("cpu"), torch.float32)
+    batch = probe.rows.batch(np.arange(4))
+    assert batch.num_tokens == 4 * 64 and batch.tensors["teacher_NC"].shape == (256, 5)
+    with torch.autograd.set_detect_anomaly(True):
+        assert torch.isfinite(probe.rows.loss(probe.model, batch.tensors))
+    assert fit.fit(resolved, vram="10GiB", with_levers=False).verdict == "fits"
+    if name == "whole":
+        own, theirs = (formula.estimate(one.recipe, on_cpu=True) for one in (resolved, plain))
+        assert own.peak.allocated_bytes <= theirs.peak.allocated_bytes
+
+
 def test_there_is_no_record_on_a_disk_without_room(distilling: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     assert record(distilling) == 3

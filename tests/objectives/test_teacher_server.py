@@ -1,4 +1,4 @@
-"""A llama.cpp server as a teacher: the convention, the bucket, what is refused, and a real one beside the same model's folder."""
+"""A llama.cpp server as a teacher: the convention, the bucket, what is refused; a real one beside a folder."""
 
 import math
 from dataclasses import replace

@@ -78,7 +78,7 @@ class Distill(Method):
 
     def rows(self, recipe, split, tokenizer):
         if split.split != teaching.SPLIT:
-            return super().rows(recipe, split, tokenizer)
+            return super().imagined_rows(recipe, split, tokenizer)  # the plain loss
         wanted = recipe.sections["distill"]
         folder = teaching.find(split.folder, wanted["teacher"], wanted["top_k"], "make teacher-record")
         return self._distilled(recipe, split, tokenizer, teaching.Record(folder, split))

@@ -11,6 +11,7 @@ Importing a plugin costs nothing: torch is imported inside `rows`, `build` and `
 from __future__ import annotations
 
 import abc
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from training.objectives.contract import Objective
     from training.objectives.trainee import Trainee
+
+
+_logger = logging.getLogger(__name__)
 
 
 class Method(abc.ABC):
@@ -76,6 +80,14 @@ class Method(abc.ABC):
 
     def rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
         """The rows of one split: of records where it has labels, else of a stream of texts."""
+        rows = self.imagined_rows(recipe, split, tokenizer)
+        if split.trained is not None and recipe.data.packing:
+            share = 100 * rows.packs.padding_share
+            _logger.info("%s: records packed into %d rows, %.1f %% padding", split.split, rows.num_rows, share)
+        return rows
+
+    def imagined_rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
+        """The same of a split that may be made up, for a look at a step's memory: nothing is read from disk."""
         settings = self.row_settings(recipe, tokenizer)
         if split.trained is None:
             from training.objectives.stream import StreamRows
@@ -94,10 +106,6 @@ class Method(abc.ABC):
             "loss_chunk": 0 if chunk == "auto" else chunk,
             "pad_id": tokenizer.pad_id or 0,
         }
-
-    def imagined_rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
-        """The rows of a split that is made up, for a look at a step's memory: nothing is read from disk."""
-        return self.rows(recipe, split, tokenizer)
 
     @abc.abstractmethod
     def build(self, recipe: Recipe, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype) -> Trainee:
