@@ -92,7 +92,8 @@ class _Place:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._environment = os.environ | {"DATA_ROOT": str(folder / "data"), "HF_HUB_OFFLINE": "1", "RUNTIME": "local"}
+        own = {"DATA_ROOT": str(folder / "data"), "TRAINYARD_CACHE": str(folder / "cache")}  # no queue of others
+        self._environment = os.environ | own | {"HF_HUB_OFFLINE": "1", "RUNTIME": "local"}
 
     def demo(self) -> Path:
         """The demo's recipe, its texts and its tokenizer."""
