@@ -104,6 +104,7 @@ def test_students_learn_by_adapter_whole_and_from_nothing(distilling: Path):
         assert validations[-1]["eval/loss_nats"] < validations[0]["eval/loss_nats"]
         assert validations[-1]["eval/bits_per_byte"] is not None
         assert (run.step_folder(8) / "adapter_model.safetensors").is_file() == (name == "adapter")
+        assert main(["evaluate", run.id, "--split", "validation"]) == 0
 
 
 def test_without_the_teachers_share_it_is_plain_tuning(distilling: Path):
@@ -179,7 +180,11 @@ def test_shifted_rows_are_refused(distilling: Path):
 
 def test_what_cannot_be_distilled_is_refused(distilling: Path, capsys: pytest.CaptureFixture):
     for overrides, code, words in (
-        ((), 2, "make teacher-record CONFIG="),
+        (
+            (),
+            2,
+            f'make teacher-record CONFIG={distilling}/whole.yaml TEACHER=tiny ARGS="data.dataset=chat distill.top_k=4"',
+        ),
         (("data.packing=true",), 2, "nothing is packed"),
         (("data.dataset=texts", "data.loss_on=all"), 2, "records with answers"),
         (("distill.alpha=1.5",), 2, "distill.alpha"),
@@ -194,6 +199,7 @@ def test_what_cannot_be_distilled_is_refused(distilling: Path, capsys: pytest.Ca
     assert train(distilling / "whole.yaml", "distill.teacher=nobody")[0] == 2
     assert "top_k 2" in capsys.readouterr().err
     assert train(distilling / "whole.yaml", "distill.top_k=3")[0] == 2
+    assert record(distilling, "distill.top_k=385") == 2
     assert record(distilling, recipe="full.yaml") == 2
     assert record(distilling, teacher="nobody") == 2
     assert record(distilling, teacher="nobody.gguf") == 2

@@ -23,8 +23,11 @@ from training.tokenizer.artifact import Tokenizer
 
 
 def record_command(resolved: Resolved) -> str:
-    """The command that records a teacher for a recipe."""
-    return f"make teacher-record CONFIG={resolved.path} TEACHER=smollm2-135m-instruct, or another teacher"
+    """The command that records a teacher for a recipe: the student's own base, in place of another."""
+    recipe = resolved.recipe
+    who = recipe.model.base or "smollm2-135m-instruct"
+    values = f"data.dataset={recipe.data.dataset} distill.top_k={recipe.sections['distill']['top_k']}"
+    return f'make teacher-record CONFIG={resolved.path} TEACHER={who} ARGS="{values}"'
 
 
 class Distill(Method):
@@ -75,12 +78,18 @@ class Distill(Method):
 
     def require_tokenizer(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         self._student(recipe).require_tokenizer(recipe, tokenizer)
+        if (top_k := recipe.sections["distill"]["top_k"]) > tokenizer.vocab_size:
+            raise UserError(
+                "there are fewer tokens than are to be recorded", where="distill.top_k", found=top_k,
+                expected=f"at most {tokenizer.vocab_size}, the entries of {tokenizer.name}",
+                next_command="the same command with distill.top_k=8 in ARGS",
+            )  # fmt: skip
 
     def rows(self, recipe, split, tokenizer):
         if split.split != teaching.SPLIT:
             return super().imagined_rows(recipe, split, tokenizer)  # the plain loss
         wanted = recipe.sections["distill"]
-        folder = teaching.find(split.folder, wanted["teacher"], wanted["top_k"], "make teacher-record")
+        folder = teaching.find(split.folder, wanted["teacher"], wanted["top_k"])
         return self._distilled(recipe, split, tokenizer, teaching.Record(folder, split))
 
     def imagined_rows(self, recipe, split, tokenizer):

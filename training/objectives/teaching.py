@@ -202,7 +202,7 @@ def _require_knowledge(figures: dict, vocab_size: int, teacher: Identity) -> Non
 # ---- once it is there
 
 
-def find(split_folder: Path, wanted: str | None, top_k: int, make_command: str) -> Path:
+def find(split_folder: Path, wanted: str | None, top_k: int, make_command: str | None = None) -> Path:
     """The record of a teacher for the tokens of a folder. Raises UserError where it is not there, or several are.
 
     Args:
