@@ -42,7 +42,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     who, said = taught.manifest["teacher"], taught.manifest["train"]
     report.add("teacher", f"{who['name']}, {who['form']}, {who['precision']}, {files.short(who['sha256'])}")
     report.add("labels", f"{said['rows']:,} of {said['documents']:,} records, top {taught.manifest['top_k']} of each")
-    report.add("its loss", f"{said['loss_nats']:.4f} nats; {said['label_is_first']:.1%} of labels are its first choice")
+    least = "at least " if who["form"] == "gguf" else ""  # a server does not tell what is outside the top
+    told = f"{said['label_is_first']:.1%} of labels are its first choice"
+    report.add("its loss", f"{least}{said['loss_nats']:.4f} nats; {told}")
     report.add("record", f"{who['name']}@{taught.folder.name}" + (" (was there already)" if taught.reused else ""))
     report.add("on disk", format_bytes(taught.num_bytes))
     report.add("next", f"make train CONFIG={args.config}")
