@@ -147,7 +147,7 @@ class Recording:
         self._last_journal = time.monotonic()
 
     def figures(self) -> dict:
-        """What the manifest says: the teacher's loss, at least, and how often a label is its first choice or among K."""
+        """What the manifest says: the teacher's loss, at least; how often a label is its first choice, or among K."""
         done, rows = self._done, max(1, self._done["rows"])
         return {
             "rows": done["rows"], "documents": done["documents"], "loss_nats": done["nats"] / rows,
