@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -75,7 +75,7 @@ memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10G
 bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
 	@$(TRAINYARD) bench-memfit $(ARGS)
 
-bench: setup ## How quick memfit and the reading of data are: ratios of times of one run
+bench: setup ## How quick memfit, the reading of data and the trainer are: ratios of times of one run
 	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
@@ -83,7 +83,7 @@ check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=rec
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
-.PHONY: base-fetch data-prepare data-peek data-verify tokenizer-train tokenizer-measure tokenizer-add
+.PHONY: base-fetch data-prepare data-peek data-verify teacher-record tokenizer-train tokenizer-measure tokenizer-add
 base-fetch: setup ## Fetch a pinned base model, hashes checked. BASE=name (ARGS="--pin" or "--from DIR")
 	$(call need,BASE,make base-fetch BASE=smollm2-135m-instruct)
 	@$(TRAINYARD) base-fetch "$$BASE" $(ARGS)
@@ -98,6 +98,11 @@ data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=
 data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=name@hash
 	$(call need,DATASET,make data-verify DATASET=stdlib)
 	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
+
+teacher-record: setup ## Record a teacher for method distill; goes on where it stopped. CONFIG=recipe.yaml TEACHER=base|run|file.gguf|URL
+	$(call need,CONFIG,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
+	$(call need,TEACHER,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
+	@$(TRAINYARD) teacher-record --config "$$CONFIG" --teacher "$$TEACHER" $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
 	$(call need,DATASET,make tokenizer-train DATASET=stdlib)

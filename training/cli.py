@@ -30,7 +30,7 @@ from training.core.report import Report
 
 COMMANDS = {
     "See": ("doctor", "smoke", "recipe", "runs", "verify"),
-    "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify"),
+    "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify", "teacher-record"),
     "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
     "Plan": ("memfit", "bench-memfit", "bench", "check"),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),

@@ -102,7 +102,7 @@ def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int):
         torch.manual_seed(1)
         head = torch.nn.Linear(16, VOCAB, bias=False)
         hidden_ND = torch.randn(7, 16, requires_grad=True)
-        nats = summed_nats(head, hidden_ND, labels_N, size)
+        nats = summed_nats(head, hidden_ND, (labels_N,), size)
         nats.backward()
         found.append((nats.detach(), hidden_ND.grad, head.weight.grad))
     for whole, chunked in zip(*found, strict=True):
@@ -117,7 +117,7 @@ def test_chunks_keep_fewer_logits_alive():
     for chunk in (0, 8):
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
-            summed_nats(head, hidden_ND, labels_N, chunk)
+            summed_nats(head, hidden_ND, (labels_N,), chunk)
         saved[chunk] = max(sizes)
     assert saved[0] >= 64 * VOCAB > saved[8]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from training.calculator import fit
 from training.calculator.plan import Plan
 from training.calculator.replay import replay
+from training.core import paths
 from training.core.timing import Ratio, best
 from training.recipe.load import load
 
@@ -17,8 +17,9 @@ _GPU = "RTX 4090"
 _DEEP, _SHALLOW = 32, 4
 
 
-def run(path: Path) -> tuple[Ratio, ...]:
-    """Time a recipe's estimate as a command, its replay by depth, and its solving."""
+def run() -> tuple[Ratio, ...]:
+    """Time the demo's estimate as a command, its replay by depth, and its solving."""
+    path = paths.REPOSITORY / "recipes" / "demo" / "pretrain-stdlib.yaml"
     command = [sys.executable, "-m", "training", "memfit", "--config", str(path), "--gpu", _GPU]
     resolved = load(path, [])
     plan = Plan.of(resolved.recipe)

@@ -62,8 +62,10 @@ def _rows(resolved) -> tuple[list[Row], int]:
 
 def _training(resolved) -> Iterator[tuple[str, str]]:
     from training.engine import trainable
+    from training.objectives import registry
 
     trainable.require(resolved)
+    registry.of(resolved.recipe.method).settled(resolved)
     yield "ok", f"method {resolved.recipe.method}, everything named"
 
 

@@ -18,7 +18,7 @@ class Ratio:
 
     Args:
         num_bytes: what both work through, where that means something.
-        peak_bytes: the most memory of the first, where it was measured.
+        peak_bytes: the most memory of the first, where it was measured; `base_peak_bytes` of the other.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Ratio:
     base_seconds: float
     num_bytes: int | None = None
     peak_bytes: int | None = None
+    base_peak_bytes: int | None = None
 
     @property
     def value(self) -> float:

@@ -63,6 +63,11 @@ def resolve(weights: str) -> Device:
     return Device(torch.device("cpu"), torch.float32, f"no CUDA device; {platform.processor() or 'CPU'} in float32")
 
 
+def for_teacher() -> Device:
+    """Choose where a model that is only asked computes: in 16 bits on a GPU, else in float32."""
+    return resolve("nf4")
+
+
 def use_expandable_segments() -> None:
     """Let CUDA's allocator grow its segments; it reads this before its first allocation."""
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -36,7 +36,7 @@ class TrainerProbe(Hooks):
         make = make_optimizer or optimizer.build
         self.optimizer = make(self.model, recipe.optimizer)
         vocab_size = config_of(recipe.model)["vocab_size"]
-        self.rows = method.rows(recipe, _Split(recipe, vocab_size), _Tokenizer(vocab_size))
+        self.rows = method.imagined_rows(recipe, _Split(recipe, vocab_size), _Tokenizer(vocab_size))
         self._loop = loop.Loop(recipe, self.model, self.optimizer, self.rows, None, self)
         plan, planned_by = budget.first_plan(recipe, self.rows.num_rows)
         self.state = TrainState(plan, planned_by, Rung.of(recipe))

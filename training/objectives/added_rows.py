@@ -3,6 +3,8 @@
 A new row starts as the mean of the old ones, so that a new token is at first an average one (Hewitt 2021).
 """
 
+from pathlib import Path
+
 import torch
 
 from training.core import files
@@ -18,7 +20,7 @@ def require_extension(recipe: Recipe, tokenizer: Tokenizer) -> None:
     folder = bases.find(recipe.model.base).folder
     if tokenizer.folder == folder:
         return
-    theirs, own = _entries(folder), _entries(tokenizer.folder)
+    theirs, own = entries_of(folder), entries_of(tokenizer.folder)
     wrong = [entry for entry, index in theirs.items() if own.get(entry) != index]
     if wrong:
         raise UserError(
@@ -33,7 +35,8 @@ def num_added(recipe: Recipe, tokenizer: Tokenizer) -> int:
     return tokenizer.vocab_size - artifact.load(bases.find(recipe.model.base).folder).vocab_size
 
 
-def _entries(folder) -> dict[str, int]:
+def entries_of(folder: Path) -> dict[str, int]:
+    """Every entry of a tokenizer's folder, text to id."""
     content = files.read_json(folder / artifact.TOKENIZER)
     return content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", [])}
 

@@ -4,6 +4,8 @@ Owns how a fetched base becomes a module, and what is asked of it before it is t
 be applied alone (else the model is marked for its own logits), and packed records that do not see each other.
 """
 
+from pathlib import Path
+
 import torch
 
 from training.core.errors import UserError
@@ -26,7 +28,8 @@ def load(
     """
     base = bases.find(recipe.model.base)
     manifest = base.require()
-    model = architecture.checkpointed(_loaded(base, recipe, dtype), recipe)
+    with architecture.attention_errors(recipe):
+        model = architecture.checkpointed(opened(base.folder, dtype, recipe.memory.attention), recipe)
     _require_finite(model, base)
     added_rows.grow(model, tokenizer)
     if recipe.memory.weights == "nf4":
@@ -40,18 +43,17 @@ def load(
     }  # fmt: skip
 
 
-def _loaded(base: bases.Base, recipe: Recipe, dtype: torch.dtype) -> torch.nn.Module:
+def opened(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+    """Open a Hugging Face folder in the class that its configuration names."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(base.folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     named = (getattr(transformers, name, None) for name in config.architectures or ())
     kind = next((one for one in named if one is not None), transformers.AutoModelForCausalLM)
-    with architecture.attention_errors(recipe):
-        return kind.from_pretrained(
-            base.folder, config=config, dtype=dtype, attn_implementation=recipe.memory.attention,
-            local_files_only=True, use_safetensors=True,
-        )  # fmt: skip
+    return kind.from_pretrained(
+        folder, config=config, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
+    )
 
 
 def _require_finite(model: torch.nn.Module, base: bases.Base) -> None:

@@ -18,24 +18,40 @@ WHOLE_LOGITS = "gives_whole_logits"
 """Set on a model whose head cannot be applied alone."""
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
+Nats = Callable[..., torch.Tensor]
+"""Sums a loss over positions: of float32 logits of shape (M, V), which are its own, and what is known of each."""
 
 
-def trained_nats(model: torch.nn.Module, tensors: Tensors, chunk: int = 0) -> torch.Tensor:
+def of_labels(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of labels."""
+    return torch.nn.functional.cross_entropy(logits_MV, labels_M, reduction="sum")
+
+
+def trained_nats(
+    model: torch.nn.Module, tensors: Tensors, chunk: int = 0, nats: Nats = of_labels, known: tuple = ("labels_N",)
+) -> torch.Tensor:  # fmt: skip
     """Sum the loss in nats over a batch's labels.
 
     Args:
         tensors: `input_ids_BT`, `trained_N` and `labels_N`; `positions_BT` where records share a row.
         chunk: trained positions whose logits exist at once; 0 for all of them.
+        known: the names of the tensors that `nats` is given beside the logits, one row a position.
     """
+    targets = tuple(tensors[name] for name in known)
     inputs = {"input_ids": tensors["input_ids_BT"], "use_cache": False}
     if "positions_BT" in tensors:
         inputs["position_ids"] = tensors["positions_BT"]
     if getattr(model, WHOLE_LOGITS, False):
         logits_NV = model(**inputs).logits.flatten(0, 1).index_select(0, tensors["trained_N"])
-        return torch.nn.functional.cross_entropy(logits_NV.float(), tensors["labels_N"], reduction="sum")
+        return nats(logits_NV.float(), *targets)
     # in one expression, so that the other positions' states are gone before there are logits
-    hidden_ND = model.base_model(**inputs).last_hidden_state.flatten(0, 1).index_select(0, tensors["trained_N"])
-    return summed_nats(logits_of(model), hidden_ND, tensors["labels_N"], chunk)
+    hidden_ND = _those(model.base_model(**inputs).last_hidden_state.flatten(0, 1), tensors["trained_N"])
+    return summed_nats(logits_of(model), hidden_ND, targets, chunk, nats)
+
+
+def _those(states: torch.Tensor, trained_N: torch.Tensor) -> torch.Tensor:
+    """The states of trained positions; where that is all of them there is nothing to copy."""
+    return states if len(trained_N) == len(states) else states.index_select(0, trained_N)
 
 
 def logits_of(model: torch.nn.Module) -> Logits:
@@ -56,18 +72,21 @@ def logits_of(model: torch.nn.Module) -> Logits:
     return logits
 
 
-def summed_nats(logits: Logits, hidden_ND: torch.Tensor, labels_N: torch.Tensor, chunk: int = 0) -> torch.Tensor:
-    """Sum the cross-entropy over trained positions; with `chunk`, logits of that many exist at once.
+def summed_nats(
+    logits: Logits, hidden_ND: torch.Tensor, targets: tuple[torch.Tensor, ...], chunk: int = 0, nats: Nats = of_labels
+) -> torch.Tensor:  # fmt: skip
+    """Sum a loss over trained positions; with `chunk`, logits of that many exist at once.
 
     A chunk's logits are computed again in the backward pass, so value and gradient are those of the whole.
+
+    Args:
+        targets: what `nats` is given beside the logits, one row a position.
     """
 
-    def of(hidden_MD: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(logits(hidden_MD).float(), labels_M, reduction="sum")
+    def of(hidden_MD: torch.Tensor, *targets_M: torch.Tensor) -> torch.Tensor:
+        return nats(logits(hidden_MD).float(), *targets_M)
 
-    if chunk == 0 or len(labels_N) <= chunk:
-        return of(hidden_ND, labels_N)
-    parts = zip(hidden_ND.split(chunk), labels_N.split(chunk), strict=True)
-    return torch.stack(
-        [checkpoint(of, hidden_MD, labels_M, use_reentrant=False) for hidden_MD, labels_M in parts]
-    ).sum()
+    if chunk == 0 or len(hidden_ND) <= chunk:
+        return of(hidden_ND, *targets)
+    parts = zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True)
+    return torch.stack([checkpoint(of, *part, use_reentrant=False) for part in parts]).sum()

@@ -11,6 +11,7 @@ Importing a plugin costs nothing: torch is imported inside `rows`, `build` and `
 from __future__ import annotations
 
 import abc
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from training.objectives.contract import Objective
     from training.objectives.trainee import Trainee
+
+
+_logger = logging.getLogger(__name__)
 
 
 class Method(abc.ABC):
@@ -76,12 +80,15 @@ class Method(abc.ABC):
 
     def rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
         """The rows of one split: of records where it has labels, else of a stream of texts."""
-        chunk = recipe.memory.loss_chunk
-        settings = {
-            "seq_len": recipe.data.seq_len,
-            "loss_chunk": 0 if chunk == "auto" else chunk,
-            "pad_id": tokenizer.pad_id or 0,
-        }
+        rows = self.imagined_rows(recipe, split, tokenizer)
+        if split.trained is not None and recipe.data.packing:
+            share = 100 * rows.packs.padding_share
+            _logger.info("%s: records packed into %d rows, %.1f %% padding", split.split, rows.num_rows, share)
+        return rows
+
+    def imagined_rows(self, recipe: Recipe, split: TokenSplit, tokenizer: Tokenizer) -> Objective:
+        """The same of a split that may be made up, for a look at a step's memory: nothing is read from disk."""
+        settings = self.row_settings(recipe, tokenizer)
         if split.trained is None:
             from training.objectives.stream import StreamRows
 
@@ -90,6 +97,15 @@ class Method(abc.ABC):
 
         settings |= {"packs": recipe.data.packing, "seed": recipe.seeds.data}
         return RecordRows(split, tokenizer.text_bytes_V, **settings)
+
+    def row_settings(self, recipe: Recipe, tokenizer: Tokenizer) -> dict:
+        """What every kind of rows takes of a recipe."""
+        chunk = recipe.memory.loss_chunk
+        return {
+            "seq_len": recipe.data.seq_len,
+            "loss_chunk": 0 if chunk == "auto" else chunk,
+            "pad_id": tokenizer.pad_id or 0,
+        }
 
     @abc.abstractmethod
     def build(self, recipe: Recipe, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype) -> Trainee:

@@ -74,7 +74,10 @@ def read_config(path: Path, where: str) -> dict:
 @_rule("method", "model")
 def _one_model(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
     given = [key for key in ("base", "arch", "config") if values["model"][key] is not None]
-    wanted = "model.arch alone" if values["method"] == "pretrain" else "one of model.base and model.config"
+    begins_anew = values["method"] in ("pretrain", "distill")
+    wanted = {
+        "pretrain": "model.arch alone", "distill": "one of model.base, model.config and model.arch"
+    }.get(values["method"], "one of model.base and model.config")  # fmt: skip
     if len(given) > 1:
         found = " and ".join(f"model.{key}" for key in given)
         yield UserError(
@@ -90,7 +93,7 @@ def _one_model(values: dict, where: Where, origins: dict) -> Iterator[TrainyardE
             "pretraining starts from random weights",
             where=where(f"model.{given[0]}"), found=f"model.{given[0]}", expected="model.arch, or method: full",
         )  # fmt: skip
-    elif values["method"] != "pretrain" and given == ["arch"]:
+    elif not begins_anew and given == ["arch"]:
         yield UserError(
             f"method {values['method']} starts from a base", where=where("method"), found="model.arch", expected=wanted
         )
@@ -161,7 +164,8 @@ def _shape(values: dict, origins: dict) -> dict:
 def _method_sections(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
     for name, part in schemas.recipe_schema()["properties"].items():
         methods = part.get("x-methods")
-        if methods and values["method"] not in methods and values.get(name) is not None:
+        is_own = not methods or values["method"] in methods or schemas.may_have(values["method"], name)
+        if not is_own and values.get(name) is not None:
             yield UserError(
                 f"the section {name} does not belong to method {values['method']}",
                 where=where(name), expected=f"method {' or '.join(methods)}, or no {name}",
@@ -171,6 +175,8 @@ def _method_sections(values: dict, where: Where, origins: dict) -> Iterator[Trai
 @_rule("method", "memory.weights")
 def _nf4_is_qlora(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
     is_nf4 = values["memory"]["weights"] == "nf4"
+    if is_nf4 and values["method"] == "distill" and values.get("lora") is not None:
+        return
     if is_nf4 != (values["method"] == "qlora"):
         expected = "fp32, bf16 or fp16 (nf4 belongs to qlora)" if is_nf4 else "nf4 for method qlora (or method: lora)"
         yield UserError(

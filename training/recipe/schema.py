@@ -1,9 +1,10 @@
 """The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
 
-The words are JSON Schema 2020-12. Three annotations are ours: `x-methods` (a section that exists for these methods
-only), `x-also` (what other tools call the key) and `x-expected` (a pattern in people's words). The methods are those
-of the files `training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has
-properties, is the section of its name.
+The words are JSON Schema 2020-12. Four annotations are ours: `x-methods` (a section that exists for these methods
+only), `x-takes` (sections of other methods that these may have too), `x-also` (what other tools call the key) and
+`x-expected` (a pattern in people's words). The methods are those of the files
+`training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has properties, is
+the section of its name.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def recipe_schema() -> dict:
 def plugins() -> dict[str, str]:
     """The plugin of `training.objectives` that brings each method."""
     return {method: name for name, fragment in _fragments().items() for method in fragment["x-methods"]}
+
+
+def may_have(method: str, section: str) -> bool:
+    """Whether a method may have a section that belongs to other methods."""
+    fragment = _fragments().get(plugins().get(method), {})
+    return section in fragment.get("x-takes", ())
 
 
 @cache
