@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         records.append(document)
         _add_figures(report, document)
         if before:
-            judgements.append(_judge(args, report, before, (document, measured)))
+            judgements.append(_judge(args, report, before, (document, measured), model))
     _add_unigram(report, records[-1])
     return {
         "schema": 2, "records": records, "against": before and before[0],
@@ -62,9 +62,9 @@ def _request(args: argparse.Namespace, record, models: list):
     )  # fmt: skip
 
 
-def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple):
+def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple, model):
     from training.core.errors import RunError, UserError
-    from training.evaluation import conditions, page, verdict
+    from training.evaluation import conditions, lineage, page, verdict
 
     allowed = {name for name in args.allow.split(",") if name}
     if unknown := sorted(allowed - set(conditions.NAMES)):
@@ -73,7 +73,7 @@ def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple
     judgement = verdict.judge(before[1], after[1], allowed)
     add_judgement(report, judgement)
     if args.report:
-        page.write(args.report, page.Page(before[0], after[0], judgement))
+        page.write(args.report, page.Page(before[0], after[0], judgement, lineage.curves(model), lineage.chain(model)))
         report.add("page", f"{args.report} and {args.report.with_suffix('.txt').name}")
     if not judgement.is_win:
         report.fail(f"NOT A WIN: {judgement.verdict}", RunError.exit_code)

@@ -13,7 +13,7 @@ import numpy as np
 
 from training.evaluation import thresholds
 
-_LOWEST, _HIGHEST = 0.05, 20.0
+_LOWEST, _HIGHEST = 0.05, 100.0
 _STEPS = 60
 
 

@@ -106,10 +106,10 @@ def _build(settings: object, lines: list[tuple[int, object]], path: Path, name: 
     settings = _checked_settings(settings, path, problems)
     with_options = any(isinstance(value, dict) and value.get("options") for _, value in lines)
     questions, seen = [], {}
-    for number, value in lines:
+    for place, (number, value) in enumerate(lines, 1):
         where = f"{path} line {number}"
         try:
-            question = _question(value, number, where)
+            question = _question(value, place, where)
         except UserError as error:
             problems.append(error)
             continue
@@ -148,7 +148,7 @@ def _checked_settings(settings: object, path: Path, problems: list[TrainyardErro
     return settings
 
 
-def _question(value: object, number: int, where: str) -> Question:
+def _question(value: object, place: int, where: str) -> Question:
     if isinstance(value, UserError):
         raise value
     if not isinstance(value, dict):
@@ -175,7 +175,7 @@ def _question(value: object, number: int, where: str) -> Question:
     if messages is None and not isinstance(prompt, str):
         raise UserError("a question is a text", where=where, found=type(value[asked[0]]).__name__)
     return Question(
-        str(value.get("id") or number), None if messages is None else tuple(messages), prompt, answer, tuple(options),
+        str(value.get("id") or place), None if messages is None else tuple(messages), prompt, answer, tuple(options),
         value.get("group"),
     )  # fmt: skip
 

@@ -41,8 +41,8 @@ def read(path: Path) -> dict | None:
 
 def write(identity: Identity, body: dict) -> dict:
     """Keep a finished measurement, with a hash over itself, and forget its unfinished part."""
-    document = {"schema": 1, "kind": KIND, "identity": identity.to_json(), **body}
-    document["sha256"] = files.sha256_json(document)
+    document = {**body, "schema": 1, "kind": KIND, "identity": identity.to_json()}
+    document["sha256"] = files.sha256_json({key: value for key, value in document.items() if key != "sha256"})
     files.write_json(path_of(identity), document)
     partial_path(identity).unlink(missing_ok=True)
     return document

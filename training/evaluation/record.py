@@ -7,6 +7,7 @@ is the headline first. The model is loaded when the first measurement needs it.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from training.core import files
 from training.core.errors import UserError
@@ -59,9 +60,10 @@ class Evaluation:
         found = {split: self._split(split) for split in self._splits()}
         if self.request.exam:
             paper = guard.open_exam(self.request.exam)
-            found[EXAM] = self._exam(paper.drawn(self._num_questions(), self._seed), EXAM)
+            found[EXAM] = self._exam(paper.drawn(self._num_questions(), self._seed), EXAM, self.request.exam)
         if self.request.guard:
-            found[GUARD] = self._exam(guard.open_guard(self.request.guard, self._seed, self._trained), GUARD)
+            paper = guard.open_guard(self.request.guard, self._seed, self._trained)
+            found[GUARD] = self._exam(paper, GUARD, self.request.guard)
         if not found:
             raise UserError(
                 "nothing says what to measure", where=self.subject.label, found="no split and no exam",
@@ -129,25 +131,25 @@ class Evaluation:
             rows = loss.rows_of(self.inputs, split, self.recipe)
             return loss.measured(self.loaded, rows, f"evaluate {self.subject.label} on {split}")
 
-        return self._once(identity, measure)
+        return self._once(identity, split, None, measure)
 
     # ---- exams
 
-    def _exam(self, paper: Exam, role: str) -> dict:
+    def _exam(self, paper: Exam, role: str, reference: str) -> dict:
         date = self.recipe.data.template_date if self.recipe else None
         prompts = Prompts(self.subject.tokenizer, date)
         label = f"{self.subject.label} ({role})"
         if self.subject.form == GGUF:
-            return self._served(paper, prompts, label)
+            return self._served(paper, prompts, role, reference)
         identity = Identity(self.subject.identity(), paper.identity(), self._pytorch())
 
         def measure() -> dict:
             answerer = Answerer(self.loaded, prompts.stop_ids, paper.max_answer_tokens)
             return sitting.sit(paper, prompts, answerer, identity, label)
 
-        return self._once(identity, measure)
+        return self._once(identity, role, reference, measure)
 
-    def _served(self, paper: Exam, prompts: Prompts, label: str) -> dict:
+    def _served(self, paper: Exam, prompts: Prompts, role: str, reference: str) -> dict:
         longest = max(len(prompts.ids(question)) + _longest_option(prompts, question) for question in paper.questions)
         server = served.arguments(self.subject, longest, paper.max_answer_tokens)
         under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
@@ -156,9 +158,9 @@ class Evaluation:
         def measure() -> dict:
             with served.serving(self.subject, server) as client:
                 answerer = served.ServedAnswerer(client, prompts, paper.max_answer_tokens)
-                return sitting.sit(paper, prompts, answerer, identity, label)
+                return sitting.sit(paper, prompts, answerer, identity, f"{self.subject.label} ({role})")
 
-        return self._once(identity, measure)
+        return self._once(identity, role, reference, measure)
 
     # ---- both
 
@@ -173,13 +175,21 @@ class Evaluation:
     def loaded(self) -> loading.Loaded:
         return loading.load(self.subject, self.precision)
 
-    def _once(self, identity: Identity, measure: Callable[[], dict]) -> dict:
+    def _once(self, identity: Identity, role: str, reference: str | None, measure: Callable[[], dict]) -> dict:
         """The kept measurement of an identity, else a new one, which is kept."""
-        if (found := kept.find(identity)) is not None:
-            return found | {"reused": True}
-        body = measure()
-        document = kept.write(identity, {"subject": self.subject.to_json(), **body})
-        return document | {"reused": False}
+        asked = {"role": role, "reference": _absolute(reference)}
+        found = kept.find(identity)
+        if found is None:
+            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **measure()})
+            return document | {"reused": False}
+        if found["role"] != role:  # the same paper, asked for as something else
+            kept.write(identity, {"subject": found["subject"], **found, **asked})
+        return found | asked | {"reused": True}
+
+
+def _absolute(reference: str | None) -> str | None:
+    """An exam's reference that means the same from any folder."""
+    return str(Path(reference).absolute()) if reference and Path(reference).exists() else reference
 
 
 def _longest_option(prompts: Prompts, question) -> int:
