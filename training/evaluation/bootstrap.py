@@ -36,10 +36,10 @@ def paired(before: Sequence[float], after: Sequence[float], weights: Sequence[fl
 
     Raises ValueError where there are no records, or not as many of one as of the other.
     """
-    sums_2N, weights_N = np.array([before, after], np.float64), np.asarray(weights, np.float64)
-    num_records = len(weights_N)
-    if sums_2N.shape != (2, num_records) or weights_N.sum() <= 0:
+    num_records = len(weights)
+    if not len(before) == len(after) == num_records or sum(weights) <= 0:
         raise ValueError("not the same records")
+    sums_2N, weights_N = np.array([before, after], np.float64), np.asarray(weights, np.float64)
     draws, generator = int(thresholds.DRAWS.value), np.random.default_rng(int(thresholds.BOOTSTRAP_SEED.value))
     found = np.empty(draws)
     for start in range(0, draws, _ROWS_AT_ONCE):
