@@ -79,7 +79,7 @@ class Answerer:
 
     def _last_logits(self, ids_BT, mask_BT, positions_BT, cache) -> torch.Tensor:
         out = self.model(
-            input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True,
+            input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, cache=cache, use_cache=True,
             logits_to_keep=1,
         )  # fmt: skip
         return out.logits[:, -1]
@@ -89,7 +89,7 @@ class Answerer:
         """The log-probability in nats of each option after the prompt, which is read once."""
         ids_BT = torch.tensor([list(prompt)], device=self.device)
         cache = _new_cache()
-        out = self.model(input_ids=ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = self.model(input_ids=ids_BT, cache=cache, use_cache=True, logits_to_keep=1)
         first_V = out.logits[0, -1].float().log_softmax(-1)
         found = [first_V[option[0]].item() for option in options]
         longest = max(map(len, options))
@@ -97,7 +97,7 @@ class Answerer:
             return found
         cache.batch_repeat_interleave(len(options))
         ids_OS = torch.tensor([[*option, *[0] * (longest - len(option))] for option in options], device=self.device)
-        logits_OSV = self.model(input_ids=ids_OS[:, :-1], past_key_values=cache, use_cache=True).logits.float()
+        logits_OSV = self.model(input_ids=ids_OS[:, :-1], cache=cache, use_cache=True).logits.float()
         nats_OS = logits_OSV.log_softmax(-1).gather(2, ids_OS[:, 1:, None])[..., 0]
         return [start + nats_OS[row, : len(option) - 1].sum().item() for row, (start, option) in enumerate(
             zip(found, options, strict=True))]  # fmt: skip
