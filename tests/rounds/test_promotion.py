@@ -56,7 +56,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Path:
     path = make_model("old", 1)
     measured(path, 10)
     monkeypatch.setattr("training.serving.control.status", lambda: {"record": {"model": str(path)}})
-    monkeypatch.setattr(paths, "dot_env", lambda: {})
+    monkeypatch.setattr(paths, "dot_env", dict)
     return path
 
 
@@ -212,7 +212,7 @@ def _die_at(point: str, better: Path) -> None:
         seen.append(arguments)
         if point == "replace" and not str(arguments[1]).endswith("champion.gguf"):
             return whole(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
+        return os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(os if point == "replace" else history, point, dying)
     promotion.promote(str(better), not_again)
