@@ -37,6 +37,8 @@ def test_a_file_and_a_folder_are_the_same_exam(tmp_path: Path):
         ([{**GOOD, "anser": "4"}], "unknown key"),
         ([{"prompt": "x", "answer": "a", "options": ["b", "c"]}], "options"),
         ([{"prompt": "x", "answer": "a", "options": ["a"]}], "options"),
+        ([{"prompt": "x", "answer": "a", "options": ["a", " a"]}], "options"),
+        ([{"question": "\ud800", "answer": "a"}], "not JSON"),
         ([{"messages": [{"role": "assistant", "content": "x"}], "answer": "a"}], "not a conversation"),
         ([{"messages": "x", "answer": "a"}], "not a conversation"),
         ([[1]], "not a question"),

@@ -116,7 +116,7 @@ def test_two_papers_are_never_compared(world: Path, exam_file: Path):
 
 def test_a_win_and_a_bad_run(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     """A run that learns is better with its page; one at a far too high rate is refused with exit 4."""
-    good = train(world, "lora", "stop.max_steps=40", "optimizer.lr=1e-2")
+    good = train(world, "lora", "stop.max_steps=16", "optimizer.lr=1e-2")
     page = world / "page.html"
     code, found = evaluate(capsys, good.id, "--against", "tiny", "--split", "train", "--report", str(page))
     assert (code, found["judgements"][0]["verdict"]) == (0, "better")

@@ -32,7 +32,7 @@ def test_a_server_that_reads_a_question_otherwise_is_told_before_anything_is_jud
     for path, differs in ((right, False), (wrong, True)):
         found = subject.find(str(path))
         with served.serving(found, served.arguments(found, 64, 4)) as client:
-            answerer = served.ServedAnswerer(client, prompts, 4)
+            answerer = served.ServedAnswerer(client, prompts, 4, 256)
             if differs:
                 with pytest.raises(RunError, match=f"from position {len(ids)} on"):
                     answerer.require_same_ids(question, ids)

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 def _next(document: dict) -> str:
     if not document["beat"]:
-        return "make runs: nothing was gained, so there is nothing to promote"
+        return "make runs"
     if document["served"] is None:
         return make_command("export-gguf", CHECKPOINT=document["run"])
     return make_command("promote", MODEL=document["model"])

@@ -43,8 +43,9 @@ class Answerer:
     def _batches(self, order: list[int], prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         batch: list[int] = []
         for number in order:
-            size = (len(batch) + 1) * (len(prompts[number]) + self.max_answer_tokens)
-            if batch and (len(batch) == _PROMPTS_AT_ONCE or size > _TOKENS_AT_ONCE):
+            length = len(prompts[number]) + self.max_answer_tokens
+            is_full = len(batch) == _PROMPTS_AT_ONCE or (len(batch) + 1) * length > _TOKENS_AT_ONCE
+            if batch and (is_full or length > self._longest):  # near the end of the context nobody is padded
                 yield batch
                 batch = []
             batch.append(number)

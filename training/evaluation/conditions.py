@@ -73,7 +73,7 @@ def require_comparable(one: Identity, other: Identity, allowed: Collection[str] 
     if "paper" in differing:
         raise UserError(
             "the two were not measured on the same records", found=_told(other.paper), expected=_told(one.paper),
-            next_command="make evaluate of both with the same --split or --exam",
+            next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
         )  # fmt: skip
     refused = [name for name in differing if name not in allowed]
     if refused:

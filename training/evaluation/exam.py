@@ -85,10 +85,17 @@ def read(path: Path) -> Exam:
     if not questions.is_file():
         raise UserError("an exam without questions", where=path, found=f"no {QUESTIONS}", expected=f"a {QUESTIONS}")
     lines = list(_lines(questions))
-    settings = files.read_json(path / SETTINGS) if is_folder and (path / SETTINGS).is_file() else {}
+    settings = _settings_of(path / SETTINGS) if is_folder and (path / SETTINGS).is_file() else {}
     if not is_folder and lines and isinstance(lines[0][1], dict) and set(lines[0][1]) == {"exam"}:
         settings = lines.pop(0)[1]["exam"]
     return _build(settings, lines, questions, path.stem)
+
+
+def _settings_of(path: Path) -> object:
+    try:
+        return files.parse_json(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError("an exam's settings are no JSON", where=path, found=error, next_command=_EXAMPLE) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, object]]:
@@ -96,7 +103,9 @@ def _lines(path: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                yield number, files.parse_json(line)
+                value = files.parse_json(line)
+                files.canonical_json(value)  # half of a surrogate pair has no UTF-8
+                yield number, value
             except (ValueError, RecursionError) as error:
                 yield number, UserError("not JSON", where=f"{path} line {number}", found=error)
 
@@ -163,7 +172,11 @@ def _question(value: object, place: int, where: str) -> Question:
     answer, options = value.get("answer"), value.get("options") or []
     if not isinstance(answer, str) or not answer.strip():
         raise UserError("an empty answer", where=where, found=repr(answer), expected="a text")
-    if not _are_texts(options) or len(set(options)) != len(options) or (options and answer not in options):
+    if (
+        not _are_texts(options)
+        or len({scorers.normalised(one) for one in options}) != len(options)
+        or (options and answer not in options)
+    ):
         raise UserError("the options are no list of different texts with the answer among them", where=where,
                         found=repr(options)[:120])  # fmt: skip
     messages, prompt = value.get("messages"), value.get("prompt")
@@ -211,8 +224,9 @@ def _of_records(records: Iterable[dict]) -> Iterator[Question]:
         question = _of_record(value, number)
         key = question and files.sha256_json([question.messages, question.prompt])
         if question and key not in seen:
-            seen.add(key)
-            yield question
+            named = question if question.id not in seen else dataclasses.replace(question, id=f"{question.id}-{number}")
+            seen |= {key, named.id}
+            yield named
 
 
 def _of_record(value: dict, number: int) -> Question | None:

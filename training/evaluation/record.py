@@ -157,7 +157,7 @@ class Evaluation:
 
         def measure() -> dict:
             with served.serving(self.subject, server) as client:
-                answerer = served.ServedAnswerer(client, prompts, paper.max_answer_tokens)
+                answerer = served.ServedAnswerer(client, prompts, paper.max_answer_tokens, server["ctx_size"])
                 return sitting.sit(paper, prompts, answerer, identity, f"{self.subject.label} ({role})")
 
         return self._once(identity, role, reference, measure)

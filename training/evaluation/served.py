@@ -51,8 +51,9 @@ def serving(subject: Subject, server: dict) -> Iterator[Client]:
 class ServedAnswerer:
     """Asks a server, question by question."""
 
-    def __init__(self, client: Client, prompts: Prompts, max_answer_tokens: int):
-        self.client, self.prompts, self.max_answer_tokens = client, prompts, max_answer_tokens
+    def __init__(self, client: Client, prompts: Prompts, max_answer_tokens: int, ctx_size: int):
+        self.client, self.prompts = client, prompts
+        self.max_answer_tokens, self._ctx_size = max_answer_tokens, ctx_size
 
     def require_same_ids(self, question: Question, ids: Sequence[int]) -> None:
         """Raise RunError, with the first position that differs, where the server reads a question otherwise."""
@@ -74,7 +75,9 @@ class ServedAnswerer:
         )  # fmt: skip
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """The ids of the answer, without the one that ended it."""
+        """The ids of the answer, without the one that ended it; none where the context has no room."""
+        if len(ids) >= self._ctx_size:
+            return []
         found = self.client.completion(ids, max_tokens=self.max_answer_tokens)
         return [one for one in found.get("tokens", []) if one not in self.prompts.stop_ids]
 

@@ -94,7 +94,7 @@ def judge(before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collec
     if not set(roles) - {GUARD}:
         raise UserError(
             "the two have no measurement in common", found=", ".join(after) or "none", expected=", ".join(before),
-            next_command="make evaluate of both with the same --split or --exam",
+            next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
         )  # fmt: skip
     comparisons = tuple(compare(role, before[role], after[role], allowed) for role in roles)
     headline = EXAM if EXAM in roles else next(role for role in roles if role != GUARD)

@@ -104,7 +104,7 @@ def require_file(entry: dict) -> Path:
         raise IntegrityError(
             "the champion's file is gone", where=model, found="nothing",
             expected=f"sha256 {files.short(entry['sha256_model'])}",
-            next_command="make rollback puts the one before back, or copy the file to its place again",
+            next_command="make rollback",
         )  # fmt: skip
     if files.sha256_file(model) != entry["sha256_model"]:
         raise IntegrityError(

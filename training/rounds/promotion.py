@@ -192,14 +192,14 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
             "the model was measured on other data than the champion was judged on", where=contender.name,
             found=", ".join(_told(one["identity"]["paper"]) for one in contender.measured.values()),
             expected=", ".join(_told(paper) for paper in wanted.values()) or "a champion that was measured",
-            next_command=f"make evaluate CHECKPOINT={contender.name} with the champion's exam",
+            next_command=_measure_command(contender.name, list(_papers(holder["sha256_model"]).values())),
         )  # fmt: skip
     held = _papers(holder["sha256_model"])
     if gone := [paper for key, paper in wanted.items() if key not in held]:
         raise IntegrityError(
             "the champion's own measurement is gone", where=kept.folder(), found="nothing",
             expected=", ".join(_told(paper) for paper in gone),
-            next_command=f"make evaluate CHECKPOINT={holder['model']} with that exam",
+            next_command=_measure_command(holder["model"], list(contender.measured.values())),
         )  # fmt: skip
     by_role = {contender.measured[key]["role"]: key for key in wanted}
     judgement = verdict.judge(
@@ -209,10 +209,19 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
     if not judgement.is_win:
         raise RunError(
             f"not a win: {judgement.verdict}", where=contender.name, found="; ".join(judgement.reasons),
-            expected="a gain whose whole interval lies above nothing, and nothing forgotten",
-            next_command=f"make serve-status: {holder['model']} stays the champion",
+            expected=f"a gain whose whole interval lies above 0, and nothing forgotten; {holder['model']} stays",
+            next_command="make serve-status",
         )  # fmt: skip
     return judgement
+
+
+def _measure_command(model: str, measured: list[dict]) -> str:
+    """The command that measures a model on the papers of measurements."""
+    exam, guard, count = _references(measured)
+    asked = (("--exam", exam), ("--questions", count), ("--guard", guard))
+    return make_command(
+        "evaluate", *(part for name, value in asked if value for part in (name, str(value))), CHECKPOINT=model
+    )  # fmt: skip
 
 
 def _told(paper: dict) -> str:
