@@ -84,6 +84,7 @@ def test_an_exam_that_is_not_there_is_told(tmp_path: Path):
 
 def test_a_split_with_answers_is_an_exam(world: Path):
     found = guard.open_exam("chat:train")
+    assert found.max_answer_tokens == len("x * 6 + 1 + 1")
     assert found.scorer.name == "exact" and len(found.questions) > 20
     assert found.questions[0].messages[-1]["role"] == "user" and found.questions[0].answer.startswith("x *")
     with pytest.raises(UserError, match="no answers"):

@@ -203,19 +203,20 @@ def _are_messages(value: object) -> bool:
     return all(isinstance(one.get("role"), str) for one in value) and value[-1]["role"] != "assistant"
 
 
-def of_split(data: datasets.Dataset, split: str, settings: dict | None = None) -> Exam:
-    """The last answers of a split's records as an exam: a question each, by exact match unless `settings` say else.
+def of_split(data: datasets.Dataset, split: str) -> Exam:
+    """The last answers of a split's records as an exam by exact match, a question each.
 
-    Raises UserError for records without answers.
+    The budget is as many tokens as the longest right answer has bytes, since a longer one cannot be right. Raises
+    UserError for records without answers.
     """
-    settings, where = settings or {}, f"{data.reference}:{split}"
+    where = f"{data.reference}:{split}"
     questions = list(_of_records(data.iter_records(split)))
     if not questions:
         raise UserError("the records have no answers to ask for", where=where, found=f"records of the form {data.form}",
                         expected="conversations, or prompts with completions")  # fmt: skip
-    scorer = scorers.of(settings.get("scorer", "exact"), settings, where)
-    most = settings.get("max_answer_tokens") or int(thresholds.ANSWER_TOKENS.value)
-    return Exam(f"{data.name}-{split}", scorer, most, tuple(questions), source=where)
+    longest_bytes = max(len(question.answer.encode()) for question in questions)  # no token has less than a byte
+    most = min(int(thresholds.ANSWER_TOKENS.value), longest_bytes)
+    return Exam(f"{data.name}-{split}", scorers.Scorer("exact"), most, tuple(questions), source=where)
 
 
 def _of_records(records: Iterable[dict]) -> Iterator[Question]:
