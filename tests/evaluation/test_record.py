@@ -122,7 +122,7 @@ def test_a_win_and_a_bad_run(world: Path, exam_file: Path, capsys: pytest.Captur
     assert (code, found["judgements"][0]["verdict"]) == (0, "better")
     text = page.read_text()
     assert text.count("<svg") == 2 and "validation" in text and "better" in page.with_suffix(".txt").read_text()
-    bad = train(world, "lora", "stop.max_steps=8", "optimizer.lr=30", "lora.rank=2")
+    bad = train(world, "lora", "stop.max_steps=8", "optimizer.lr=10")
     latest = bad.step_folder(bad.steps()[-1])
     code, found = evaluate(
         capsys,

