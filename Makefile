@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL EXAM HOURS SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE RUN CHECKPOINT MODEL EXAM HOURS DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -18,7 +18,7 @@ $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with
 need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
 
 ##@ Set up
-.PHONY: help setup test lint doctor
+.PHONY: help setup test lint doctor smoke
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
@@ -46,6 +46,9 @@ lint: setup ## Check the style
 
 doctor: setup ## Tell what this machine has
 	@$(TRAINYARD) doctor $(ARGS)
+
+smoke: setup ## One tiny LoRA and QLoRA step on the GPU, held against the processor (ARGS=--cpu)
+	@$(TRAINYARD) smoke $(ARGS)
 
 ##@ Contain
 .PHONY: wheelhouse images
@@ -122,7 +125,7 @@ resume: setup ## Go on with a run. RUN=id or latest
 	$(call need,RUN,make resume RUN=latest)
 	@$(TRAINYARD) resume "$$RUN" $(ARGS)
 
-runs: setup ## List the runs, or show one: RUN=id or latest
+runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS="--with OTHER --plot loss.png --follow")
 	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)
 
 evaluate: setup ## Loss and exams of a model. CHECKPOINT=run, base or file (ARGS="--exam my-exam.jsonl --against MODEL")
@@ -130,13 +133,21 @@ evaluate: setup ## Loss and exams of a model. CHECKPOINT=run, base or file (ARGS
 	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
 
 ##@ Ship
-.PHONY: export-build export-gguf verify serve-eval serve-start serve-stop serve-status serve-restore
-export-build: setup ## Fetch the pinned llama.cpp, verified by its hash; build the export image where an engine is
+.PHONY: export-build export-gguf delta-export delta-import verify serve-eval serve-start serve-stop serve-status serve-restore
+export-build: setup ## Fetch the pinned llama.cpp, verified; build the export image (ARGS=--quantizer: K-quants without it)
 	@$(TRAINYARD) export-build $(ARGS)
 
-export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run or step folder (ARGS="--quant F16,Q8_0")
+export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run, folder or base (ARGS="--quant F16,Q8_0")
 	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
 	@$(TRAINYARD) export-gguf "$$CHECKPOINT" $(ARGS)
+
+delta-export: setup ## Hand an adapter on: one zip without local paths. CHECKPOINT=run (ARGS="--name N")
+	$(call need,CHECKPOINT,make delta-export CHECKPOINT=latest)
+	@$(TRAINYARD) delta-export "$$CHECKPOINT" $(ARGS)
+
+delta-import: setup ## Take an adapter that was handed on; its base must be here. DELTA=file.delta.zip
+	$(call need,DELTA,make delta-import DELTA=mine.delta.zip)
+	@$(TRAINYARD) delta-import "$$DELTA" $(ARGS)
 
 verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
 	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)

@@ -16,6 +16,7 @@ from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
 from training.core import paths
 from training.engine import base_fetch
+from training.engine.pulse import Pulse
 
 REAL_CACHE = paths.roots().cache
 TEST_BASE = "debian:bookworm-slim"
@@ -32,6 +33,15 @@ def own_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("MAKELEVEL", "MAKEFLAGS"):
         monkeypatch.delenv(name, raising=False)
     return data
+
+
+@pytest.fixture(autouse=True)
+def engine_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs of this process train in it, where they need not import torch again; what a test starts as a command of
+    its own has an engine of its own."""
+    from training.engine import launch, supervisor
+
+    monkeypatch.setattr(supervisor, "train", lambda run, _locks: launch.train(run, Pulse.create()))
 
 
 @pytest.fixture(autouse=True)

@@ -29,13 +29,13 @@ from training.core.errors import (
 from training.core.report import Report
 
 COMMANDS = {
-    "See": ("doctor", "recipe", "runs", "verify"),
+    "See": ("doctor", "smoke", "recipe", "runs", "verify"),
     "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify"),
     "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
     "Plan": ("memfit", "bench-memfit", "bench", "check"),
     "Train": ("train-calibrate", "train", "resume", "evaluate"),
     "Contain": ("wheelhouse", "images"),
-    "Export": ("export-build", "export-gguf"),
+    "Export": ("export-build", "export-gguf", "delta-export", "delta-import"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
     "Decide": ("round", "trial", "promote", "rollback"),
     "All of it": ("demo",),
@@ -145,7 +145,7 @@ def _failed(report: Report, error: Exception) -> dict:
 
 
 def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
-    name = "SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"
+    name = interrupt.signal_name if isinstance(interrupt, Terminated) else "SIGINT"
     report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
     report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
     return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
@@ -163,5 +163,5 @@ def _print(text: str) -> bool:
         return isinstance(error, BrokenPipeError)
 
 
-def _raise_terminated(*_: object) -> None:
-    raise Terminated
+def _raise_terminated(number: int, _: object) -> None:
+    raise Terminated(signal_name=signal.Signals(number).name)

@@ -52,15 +52,23 @@ def test_recipe_lists_every_recipe_and_base(call):
 
 def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
     target = tmp_path / "mine.yaml"
-    assert call("recipe", "copy", "pretrain-stdlib", str(target))[0] == 0
-    assert target.read_bytes() == (REPOSITORY / DEMO).read_bytes()
+    code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
+    assert code == 0 and document["report"]["rows"]["stops"] == "at the first of max_steps 1000, max_hours 0.042"
+    assert target.read_text() == (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 2 and "there already" in document["error"]["what"]
     assert call("recipe", "check", str(target), "optimizer.lr=1e-3")[1]["values"]["optimizer"]["lr"] == 1e-3
     code, document, _ = call("recipe", "check", str(target), "optimizer.lr=fast", "bogus=1")
     assert code == 2 and len(document["error"]["problems"]) == 2
-    assert call("recipe", "show", "demo/pretrain-stdlib")[1]["text"] == target.read_text()
+    assert call("recipe", "show", "demo/pretrain-stdlib")[1]["text"] == (REPOSITORY / DEMO).read_text()
     assert "perhaps" in call("recipe", "show", "pretrain-stdlb")[1]["error"]["expected"]
+
+
+def test_a_copy_finds_the_recipe_that_it_extends_and_is_called_after_its_own_file(call, tmp_path: Path):
+    target = tmp_path / "deep" / "My Own (2).yaml"
+    assert call("recipe", "copy", PACKED, str(target))[0] == 0
+    there, here = (call("recipe", "check", str(path))[1]["values"] for path in (REPOSITORY / PACKED, target))
+    assert here == there | {"name": "my-own-2"} and here["method"] == "qlora"
 
 
 def test_recipe_explains_every_key_with_its_origin(call):
@@ -250,12 +258,16 @@ def test_memfit_answers_within_half_a_second_and_without_torch():
 def test_bench_compares_times_of_one_run(call, monkeypatch):
     for room in ("tokenizer", "data"):
         monkeypatch.setattr(f"training.{room}.speed._TEXT_BYTES", 1 << 21)
+    monkeypatch.setattr("training.engine.loop_speed._STEPS_A_SAVE", 1)
     code, document, text = call("bench", "--config", DEMO)
     assert code == 0
     assert [ratio["name"] for ratio in document["ratios"] if "datasets" not in ratio["name"]] == [
         "memfit over an empty interpreter", "a replay of 32 layers over 4", "solving for the batch over one estimate",
         "text to records over json.loads", "and near-duplicates too",
-        "tokenizer training over the library called directly", "text to ids over the library's encode_batch_fast",
+        "text to ids on disk over the library's encode_batch_fast",
+        "tokenizer training over the library called directly",
+        "text to ids over the library's encode, each on one core",
+        "a window's batches over its step", "ten steps and a checkpoint over ten steps",
     ]  # fmt: skip
     for ratio in document["ratios"]:
         assert ratio["ratio"] == ratio["seconds"] / ratio["base_seconds"] > 0 and ratio["name"] in text

@@ -6,6 +6,7 @@ import pytest
 
 from tests.data import templates
 from training.core.errors import UserError
+from training.data import spans
 from training.data.chat import Renderer, Unfollowable
 from training.data.conversation import of_record
 from training.tokenizer.chat_templates import TEMPLATES
@@ -200,3 +201,29 @@ def test_before_a_last_answer_stands_the_servers_prompt(name):
         assert found.text[:last] == template.render(talk.messages[:3], prompt=True), texts
         assert texts[1].strip() in found.text[first:first_end] and texts[3].strip() in found.text[last:last_end]
         assert found.text[last_end:].strip() == ""
+
+
+@pytest.mark.parametrize("name", templates.FAMILIES)
+def test_what_the_server_writes_need_not_be_asked_for_each_answer(name, monkeypatch):
+    """The same spans whether its prompt is rendered for every answer or for the first one alone."""
+    family = templates.FAMILIES[name]
+    texts = ["word", " two\nlines \n", "<b>", "x", "é👍"]
+    messages = [(user, assistant)[i % 2](texts[i * 7 % 5] + str(i)) for i in range(40)]
+    found = []
+    for asked in (10**6, 1):
+        monkeypatch.setattr(spans, "_ASKED_FIRST", asked)
+        try:
+            found.append(render(family.source, messages, family.controls, **family.specials))
+        except UserError as error:
+            found.append(error.found)
+    assert found[0] == found[1]
+
+
+def test_a_header_that_is_no_control_token_is_no_label():
+    """B26: the server's prompt goes on where the text does not, and the tokenizer knows no token of the template."""
+    family = templates.FAMILIES["deepseek"]
+    assert answers(family.source, [user("q?"), assistant("a!")], ("<|eos|>",), **family.specials)[0].startswith("a!")
+    other = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    other += "{% if add_generation_prompt %}<bot>{% endif %}"
+    with pytest.raises(UserError):
+        answers(other, [user("q?"), assistant("a!")])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tests.data.test_supervised import talk
 from tests.data.test_tokens import make_dataset, make_tokenizer, texts
 from training.cli import main
-from training.data import peek, peek_view, tokens
+from training.data import dataset, peek, peek_view, tokens
 from training.data.peek import Peek, histogram
 from training.data.supervision import Settings
 
@@ -39,7 +40,7 @@ def test_sources_add_up_to_the_whole(look):
 
 
 def test_each_token_says_where_it_comes_from(look):
-    example = next(look.examples([0]))
+    example = look.examples([0])[0]
     user, assistant = (message["content"] for message in example.value["messages"])
     of = {
         name: "".join(p.text for p in example.pieces if p.origin == name) for name in {p.origin for p in example.pieces}
@@ -51,7 +52,7 @@ def test_each_token_says_where_it_comes_from(look):
 
 
 def test_trained_text_is_marked_and_coloured(look):
-    example = next(look.examples([0]))
+    example = look.examples([0])[0]
     answer = example.value["messages"][1]["content"]
     plain = "\n".join(peek_view.example_lines(example, look.tokenizer, colour=False, with_ids=True))
     assert f"⟦{answer}<|im_end|>⟧" in plain and plain.count("⟦") == 1 and "messages[1] assistant" in plain
@@ -66,7 +67,7 @@ def test_no_record_can_write_to_the_terminal():
 def test_the_longest_are_named_by_their_lines(look):
     place, length = look.longest(1)[0]
     line = int(place.rpartition(":")[2]) - 1
-    assert length == max(look.lengths) == len(next(look.examples([line])).pieces)
+    assert length == max(look.lengths) == len(look.examples([line])[0].pieces)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,61 @@ def test_bad_arguments_are_told(chat, capsys, options, words):
 def test_a_draw_depends_on_the_seed_alone(look):
     assert look.draw(5, 1) == look.draw(5, 1) != look.draw(5, 2)
     assert peek.NO_SOURCE not in {row.name for row in look.sources()}
+
+
+# ---- any size
+
+
+@pytest.mark.parametrize("options", [[], ["--longest"], ["--at", "3", "--at", "1"], ["--longest", "--tokenizer"]])
+def test_a_look_reads_the_file_once(look, capsys, monkeypatch, options):
+    reads, lines = [], dataset.Dataset.iter_lines
+    if "--tokenizer" in options:
+        options = [*options, str(look.tokenizer.folder), "--loss-on", "assistant", "--seq-len", "64"]
+    monkeypatch.setattr(dataset.Dataset, "iter_lines", lambda data, split: reads.append(split) or lines(data, split))
+    assert main(["data-peek", str(look.data.folder), *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert reads == ["train"] and len(document["examples"]) == (2 if "--at" in options else 3)
+    if "--longest" in options:
+        assert [one["place"] for one in document["examples"]] == [place for place, _ in document["longest"][:3]]
+
+
+def test_memory_is_a_few_bytes_a_record(tmp_path):
+    """Twenty bytes or less a record where the records together are far larger."""
+    values = [{"text": f"{i} " + "x" * 300} for i in range(6000)]
+    data = make_dataset(tmp_path, values, near=0, train_ratio=1.0, val_ratio=0.0)
+    look = Peek(data, "train")
+    tracemalloc.start()
+    try:
+        assert len(look.longest_examples(2)) == 2 and sum(row.num_records for row in look.sources()) == 6000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6000 * 60 < data.path("train").stat().st_size / 4
+
+
+def test_a_giant_record_is_taken_apart_at_its_ends(look, tmp_path):
+    (tmp_path / "giant").mkdir()
+    values = [{"text": f"begin {i} " + "word " * 40_000 + "the end", "split": "train"} for i in range(2)]
+    data = make_dataset(
+        tmp_path / "giant", [*values, {"text": "v", "split": "validation"}, {"text": "t", "split": "test"}]
+    )
+    split = tokens.open_split(tokens.tokenize(data, look.tokenizer), "train")
+    [example] = Peek(data, "train", split, look.tokenizer).examples([1])
+    assert example.num_tokens == split.offsets[2] - split.offsets[1] > 40_000 and len(example.pieces) == 1024
+    assert example.pieces[-1].place == example.num_tokens - 1 and example.num_trained == example.num_tokens - 1
+    [_, text] = peek_view.example_lines(example, look.tokenizer, colour=False, with_ids=False)
+    left_out = example.num_tokens - 1024
+    assert "begin 1" in text and f"[... {left_out} tokens ...]" in text and "the end<|endoftext|>" in text
+    assert len(text) < 10_000
+
+
+def test_a_turn_that_calls_tools_and_a_conversation_of_many_turns_are_shown():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    lines = peek_view.example_lines(
+        peek.Example("train.jsonl:1", {"messages": turns}), None, colour=False, with_ids=True
+    )
+    assert lines[1:] == ["user: 1+1?", 'assistant: add {"a":1}']
+    many = peek.Example("train.jsonl:1", {"prompt": turns * 40, "completion": "2"})
+    lines = peek_view.example_lines(many, None, colour=False, with_ids=True)
+    assert len(lines) == 42 and "[... 41 turns ...]" in lines and lines[-1] == "completion: 2"

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from training.cli import main
@@ -300,3 +301,36 @@ def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.Cap
     other = folder.rename(folder.with_name("0" * 12))
     assert main(["data-verify", str(other)]) == 5
     assert "the folder's name is another hash" in capsys.readouterr().err
+
+
+# ---- what it takes
+
+
+@pytest.mark.slow
+def test_the_memory_that_is_told_is_the_stages_own_and_no_more_than_was_predicted(tmp_path: Path):
+    """In a process that holds half a gigabyte already, and gave back as much before."""
+    path = write(tmp_path / "a.jsonl", [{"text": f"{i} " + "word " * 100, "group": str(i)} for i in range(5_000)])
+    before = np.ones(600 << 17)
+    del before
+    held = np.ones(512 << 17)
+    for workers in (0, 2):
+        preparation = prepare.Preparation([Jsonl(path)], name=f"mine{workers}", settings=Settings(), workers=workers)
+        preparation.run()
+        assert 1 << 20 < preparation.peak_memory_bytes <= preparation.need.memory_bytes < held.nbytes
+
+
+@pytest.mark.slow
+def test_tiny_records_take_no_more_memory_than_was_predicted(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", [{"text": f"t{i}"} for i in range(60_000)])
+    preparation = prepare.Preparation([Jsonl(path)], name="tiny", settings=Settings(), workers=0)
+    preparation.run()
+    assert preparation.peak_memory_bytes <= preparation.need.memory_bytes * 0.7
+
+
+def test_what_a_killed_command_left_goes_with_the_next_one_even_if_nothing_is_made(tmp_path: Path, own_roots: Path):
+    path = write(tmp_path / "a.jsonl", records())
+    folder = made(path)[0]
+    left = folder.with_name(f".work.{2**22 + 1}.abcd.partial")
+    left.mkdir()
+    (left / "spool").write_text("x")
+    assert made(path) == (folder, True) and not left.exists()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.reading import read
 from training.core.paths import REPOSITORY
-from training.data import rules
+from training.data import record, rules
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
@@ -97,7 +97,7 @@ def test_each_breach_has_its_rule(rule: str, messages: list):
 )  # fmt: skip
 def test_tools_are_held_to_their_form(tools: object):
     assert found(ASK, SAY, tools=tools) == ["bad_tool"]
-    assert "unknown_key" in [reason.rule for reason in rules.reasons({"text": "a", "tools": [TOOL]}, "text")]
+    assert "other_form" in [reason.rule for reason in rules.reasons({"text": "a", "tools": [TOOL]}, "text")]
 
 
 def test_every_rule_is_one_that_a_record_can_break(tmp_path: Path):
@@ -133,3 +133,72 @@ def test_a_text_may_hold_what_a_turn_may_not(tmp_path: Path):
 def test_the_page_names_every_rule():
     table = "".join(f"| `{name}` | {what} |\n" for name, what in rules.RULES.items())
     assert table in (REPOSITORY / "docs" / "data.md").read_text()
+
+
+# ---- a prompt and its completion as messages
+
+
+def pair(prompt: object, completion: object, **fields: object) -> list[str]:
+    value = {"prompt": prompt, "completion": completion, **fields}
+    return [reason.rule for reason in rules.reasons(value, "prompt-messages")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ([ASK], [SAY]),
+        ([SYSTEM, ASK, SAY, ASK], [SAY]),
+        ([ASK], "2"),
+        ([ASK], [CALLS, RESULT, SAY]),
+        ([ASK, CALLS, RESULT], [SAY, ASK, SAY]),
+    ],
+)
+def test_a_prompt_of_messages_is_taken_with_its_tools(prompt: list[dict], completion: object):
+    value = {"prompt": prompt, "completion": completion, "tools": [TOOL]}
+    assert record.form_of(value) == "prompt-messages" and rules.reasons(value, "prompt-messages") == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "prompt", "completion"),
+    [
+        ("wrong_order", [ASK], [ASK]),
+        ("wrong_order", [ASK, CALLS], [RESULT, SAY]),
+        ("wrong_order", [ASK, SAY], [SAY]),
+        ("wrong_order", [ASK, SAY], "2"),
+        ("wrong_order", [SYSTEM], "2"),
+        ("wrong_order", [ASK, CALLS], "2"),
+        ("wrong_order", [SAY], [SAY]),
+        ("wrong_type", "1+1?", [SAY]),
+        ("wrong_type", [ASK], {"role": "assistant"}),
+        ("wrong_type", [ASK, "x"], [SAY]),
+        ("empty", [ASK], []),
+        ("empty", [ASK], " "),
+        ("empty_turn", [ASK], [{"role": "assistant", "content": ""}]),
+        ("control_string", [ASK], [{"role": "assistant", "content": "A<|im_end|>B"}]),
+        ("bad_role", [{"role": "bot", "content": "x"}], [SAY]),
+        ("too_many_turns", [ASK, SAY] * 2048, [SAY]),
+    ],
+)
+def test_a_completion_is_held_to_what_its_prompt_leaves_to_say(rule: str, prompt: object, completion: object):
+    assert rule in pair(prompt, completion)
+
+
+def test_messages_and_texts_are_two_forms_and_never_one_source(tmp_path: Path):
+    path = tmp_path / "mixed.jsonl"
+    values = [{"prompt": [ASK], "completion": "2"}, {"prompt": "1+1?", "completion": "2"}, {"text": "x", "tools": []}]
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    found = read(path, on_error="drop")
+    assert len(found.values) == 1 and found.rejected == {"wrong_type": 1, "missing_key": 1}
+    reasons = [reason["found"] for reason in found.faults[0]["reasons"]]
+    assert reasons == ["'prompt' is text, not a list of messages"]
+    assert pair([ASK], "2", tools=[]) == ["bad_tool"]
+    texts = rules.reasons({"prompt": "1", "completion": "2", "tools": [TOOL]}, "prompt-completion")
+    assert [reason.rule for reason in texts] == ["other_form"]
+    [reason] = rules.reasons({"prompt": "1", "completion": [SAY]}, "prompt-completion")
+    assert reason.rule == "wrong_type" and "go with a prompt of messages" in reason.text
+
+
+def test_the_texts_of_a_turn_are_what_it_says_thinks_and_calls():
+    value = {"prompt": [SYSTEM, ASK, {**CALLS, "reasoning_content": "hm"}, RESULT], "completion": "2!"}
+    assert record.texts(value) == ["be brief", "1+1?", "hm", "add", '{"a":1}', "2", "2!"]
+    assert record.own_texts(value) == record.texts(value)[1:]

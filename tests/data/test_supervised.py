@@ -19,7 +19,7 @@ from training.data.supervision import Settings
 from training.data.tally import Tally
 from training.tokenizer.artifact import BOS, EOS, TEMPLATE, TOKENIZER, Tokenizer
 from training.tokenizer.chat_templates import TEMPLATES
-from training.tokenizer.template import of_tokenizer
+from training.tokenizer.template import Template, of_tokenizer
 
 TURN_END, CHATML = "<|im_end|>", TEMPLATES["chatml"].source
 
@@ -115,6 +115,37 @@ def test_a_prompt_of_messages_is_a_conversation(tokenizer, completion):
         (sample,) = encode(tokenizer, dataclasses.replace(ANSWERS, loss_on=loss_on), value)
         assert trained_text(tokenizer, sample) == "b<|im_end|>"
         assert sample.ids.tolist() == encode(tokenizer, ANSWERS, talk("q", "a", "r", "b"))[0].ids.tolist()
+
+
+def test_prompts_of_messages_go_all_the_way_from_lines_to_labels(tokenizer, tmp_path):
+    (tmp_path / "pairs").mkdir()
+    values = [
+        {"prompt": talk(f"q{i}", "no", f"r{i}")["messages"], "completion": f"yes {i}", "group": str(i)}
+        for i in range(40)
+    ]
+    data = make_dataset(tmp_path / "pairs", values)
+    split = tokens.open_split(tokens.tokenize(data, tokenizer, ANSWERS), "train")
+    labels = tokenizer.decode(split.tokens[split.trained == 1].tolist())
+    expected = [f"{value['completion']}<|im_end|>" for value in data.iter_records("train")]
+    assert data.form == "prompt-messages" and labels == "".join(expected) and len(expected) > 20
+
+
+@pytest.mark.parametrize("marked", ["all", "last"])
+def test_marks_of_a_template_that_rewrites_train_no_answer_of_a_prompt(tokenizer, marked):
+    """B23: where answers cannot be followed, marks are matched by their number, or the record is left out."""
+    when = {"all": "true", "last": "loop.last"}[marked]
+    body = "{% generation %}{{ '-' if m.content == 'a' else m.content }}<|im_end|>{% endgeneration %}"
+    anew = retemplated(
+        tokenizer,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and " + when + " %}" + body
+        + "{% else %}{{ '-' if m.content == 'a' else m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )  # fmt: skip
+    (sample,) = encode(anew, ANSWERS, {"prompt": talk("q", "a", "r")["messages"], "completion": "b"})
+    if marked == "all":
+        assert trained_text(anew, sample) == "b<|im_end|>"
+    else:
+        assert isinstance(sample, LeftOut) and "whether they are a prompt's" in sample.found
 
 
 # ---- what cannot be used
@@ -267,9 +298,50 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
 
 
 def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
-    """B19: 96 trained tokens that are all of the first answer do not keep a record."""
-    (lost,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))
+    """B19: the first answer goes, not the last; where there is no room even so, nothing of the first is kept."""
+    (sample,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))
+    assert trained_text(tokenizer, sample) == "last<|im_end|>" and "z9" not in tokenizer.decode(sample.ids.tolist())
+    (lost,) = encode(tokenizer, limited(20, "left"), talk("q", "z9 " * 100, "r" * 20, "last"))
     assert lost.reason == "too_long"
+
+
+def test_long_answers_of_earlier_steps_go_and_the_latest_page_stays(tokenizer):
+    """R14, none dropped: what is no label any more goes whole before the latest page loses anything."""
+    messages = [{"role": "user", "content": "the task"}]
+    for number in range(6):
+        messages += [
+            {"role": "assistant", "content": f"step{number} " * 30},
+            {"role": "tool", "content": f"page{number} " * 9},
+        ]
+    value = {"messages": [*messages, {"role": "assistant", "content": "found"}]}
+    (sample,) = encode(tokenizer, limited(700, "left"), value)
+    text = tokenizer.decode(sample.ids.tolist())
+    assert 400 < len(sample.ids) <= 700 and text.count("page5") == 9 and "the task" in text and "page0" not in text
+    (sample,) = encode(tokenizer, limited(200, "left"), value)
+    assert trained_text(tokenizer, sample) == "found<|im_end|>" and len(sample.ids) <= 200
+
+
+def test_a_prompt_of_messages_is_shortened_as_a_conversation(tokenizer):
+    """What goes from a prompt moves the place where its completion begins."""
+    prompt = talk(*(text for i in range(20) for text in (f"question {i} ", f"reply {i}")), "last question")["messages"]
+    (sample,) = encode(tokenizer, limited(100, "left"), {"prompt": prompt, "completion": "yes"})
+    text = tokenizer.decode(sample.ids.tolist())
+    assert trained_text(tokenizer, sample) == "yes<|im_end|>" and "last question" in text and len(sample.ids) <= 100
+
+
+@pytest.mark.parametrize("overlong", ["drop", "left"])
+def test_thousands_of_turns_are_rendered_a_few_times(tokenizer, monkeypatch, overlong):
+    """The number of renders does not grow with the number of turns."""
+    counts, renders = [], []
+    render = Template.render
+    monkeypatch.setattr(Template, "render", lambda *args, **options: renders.append(1) or render(*args, **options))
+    for num_turns in (200, 800):
+        value = talk(*(f"turn {number} of many" for number in range(num_turns)))
+        (sample,) = encode(tokenizer, limited(10**6 if overlong == "drop" else 500, overlong), value)
+        assert isinstance(sample, Sample) and "several_answers" in sample.notes
+        counts.append(len(renders))
+        renders.clear()
+    assert counts[1] <= counts[0] + 80 and max(counts) < 600
 
 
 def test_a_long_prompt_is_cut_from_the_left(tokenizer):

@@ -9,16 +9,17 @@ import pytest
 
 from training.core.errors import IntegrityError, MachineError, UserError
 from training.data import dataset, shard, tokens, workers
-from training.data.prepare import prepare
+from training.data.prepare import Preparation
+from training.data.settings import Settings as PreparationSettings
 from training.data.source import Jsonl
 from training.tokenizer import artifact
 from training.tokenizer.train import Corpus, Settings, train
 
 
-def make_dataset(folder: Path, values: list[dict]) -> dataset.Dataset:
+def make_dataset(folder: Path, values: list[dict], **settings) -> dataset.Dataset:
     path = folder / "records.jsonl"
     path.write_text("".join(json.dumps(value) + "\n" for value in values))
-    return dataset.load(prepare(Jsonl(path), name="small"))
+    return dataset.load(Preparation([Jsonl(path)], name="small", settings=PreparationSettings(**settings)).run()[0])
 
 
 def texts() -> list[str]:

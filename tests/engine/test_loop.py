@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from training.core.errors import RunError
-from training.engine import checkpoint, loop, optimizer
+from training.engine import budget, loop, optimizer
+from training.engine.hooks import Hooks
+from training.engine.ladder import Rung
 from training.engine.schedule import Plan
+from training.engine.state import TrainState
 from training.engine.stop import BestSoFar
 from training.objectives.contract import Batch, Score
 from training.recipe.load import Resolved
@@ -22,6 +25,7 @@ class Words:
 
     def __init__(self, rows: list[list[int]]):
         self.rows, self.num_rows = rows, len(rows)
+        self.lengths = np.array([len(row) for row in rows])
         self.seen: list[int] = []
 
     def batch(self, rows: np.ndarray) -> Batch:
@@ -30,6 +34,9 @@ class Words:
         self.seen += [int(row) for row in rows]
         num_tokens = sum(len(self.rows[row]) - 1 for row in rows)
         return Batch({"tokens_BT": torch.tensor(padded)}, num_tokens, num_tokens)
+
+    def lines(self, rows: np.ndarray) -> list[int]:
+        return sorted(int(row) + 1 for row in rows)
 
     def loss(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         tokens_BT = tensors["tokens_BT"]
@@ -61,12 +68,12 @@ def recipe_of(**sections: dict):
     return Resolved.from_values(values).recipe
 
 
-class Recorder(loop.Hooks):
+class Recorder(Hooks):
     """Keeps what the loop says; can ask it to stop after a step."""
 
     def __init__(self, stop_after: int | None = None):
         self.stop_after, self.losses, self.rates, self.validations = stop_after, [], [], []
-        self.saved, self.events, self.step = [], [], 0
+        self.saved, self.events, self.step, self.rows = [], [], 0, None
 
     def on_step(self, state, result) -> None:
         self.losses.append(result.score.loss_nats)
@@ -77,20 +84,24 @@ class Recorder(loop.Hooks):
         self.validations.append((state.step, is_best))
 
     def on_event(self, event, state, **values) -> None:
+        if event == "trial":  # what it has looked at is not trained
+            self.rows.seen.clear()
+            return
         self.events.append((event, state.step, values))
 
     def save(self, state) -> None:
         self.saved.append(state.step)
 
-    def stop_requested(self) -> bool:
-        return self.step == self.stop_after
+    def stop_requested(self) -> str | None:
+        return "pause" if self.step == self.stop_after else None
 
 
 def train(recipe, rows: Words, model=None, hooks=None, state=None, opt=None, validation=None):
     model = model or tiny_model()
     opt = opt or optimizer.build(model, recipe.optimizer)
-    state = state or checkpoint.TrainState(*loop.first_plan(recipe, rows.num_rows))
+    state = state or TrainState(*budget.first_plan(recipe, rows.num_rows), Rung.of(recipe))
     hooks = hooks or Recorder()
+    hooks.rows = rows
     reason = loop.Loop(recipe, model, opt, rows, validation, hooks).run(state)
     return model, opt, state, hooks, reason
 
@@ -154,7 +165,7 @@ def test_a_resume_goes_on_where_the_order_was():
     _, _, _, hooks, _ = train(recipe, unbroken)
     first, second = random_rows(10), random_rows(10)
     model, opt, state, before, reason = train(recipe, first, hooks=Recorder(stop_after=14))
-    assert (reason, before.saved[-1]) == ("interrupted", 14)
+    assert (reason, before.saved[-1]) == ("paused", 14)
     _, _, _, after, _ = train(recipe, second, model, Recorder(), state, opt)
     assert first.seen + second.seen == unbroken.seen
     assert before.losses + after.losses == hooks.losses
@@ -225,23 +236,23 @@ def rows_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 def test_hours_become_a_shorter_plan_and_the_clock_has_the_last_word(monkeypatch: pytest.MonkeyPatch):
-    """A budget of 60 s at one second a step: the plan ends near step 60, decays to its floor there, by an event."""
+    """A budget of 60 s at one second a step: the trial takes the first, the plan ends at step 59, by an event."""
     rows = rows_of_a_second_each(monkeypatch)
     recipe = recipe_of(
         stop={"max_steps": 1000, "max_hours": 60 / 3600}, schedule={"kind": "cosine", "min_lr_ratio": 0.1}
     )
     _, _, state, hooks, reason = train(recipe, rows)
-    assert reason == "hours" and state.step == 60
+    assert reason == "hours" and state.step == 59
     assert [event for event, *_ in hooks.events] == ["plan"]
     assert hooks.rates[-1] == pytest.approx(1e-3) and hooks.rates[0] > 9e-3
 
 
 def test_a_budget_in_hours_alone_is_planned_once_the_speed_is_known(monkeypatch: pytest.MonkeyPatch):
-    """A warm-up of 10 % is 6 of the 60 steps that the clock allows, and not a share of a number nobody set."""
+    """A warm-up of 10 % is 6 of the 59 steps that the clock allows, and not a share of a number nobody set."""
     rows = rows_of_a_second_each(monkeypatch)
     limits = {"max_steps": None, "max_hours": 60 / 3600}
     _, _, state, hooks, reason = train(recipe_of(stop=limits, schedule={"kind": "cosine", "warmup": "10%"}), rows)
-    assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 60, 6, 60)
+    assert (reason, state.step, state.plan.warmup_steps, state.plan.total_steps) == ("hours", 59, 6, 59)
     assert hooks.rates[9] > 0 and max(hooks.rates) > 9e-3
 
 

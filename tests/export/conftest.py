@@ -79,7 +79,7 @@ def ours(own_roots: Path, tokenizer_files: Path) -> Path:
     }  # fmt: skip
     run = own_roots / "training/runs/20261129-000000-tiny-0001"
     folder = write_model(run / "checkpoints/step_000012")
-    files.write_json(run / "run.json", {"schema": 1, "id": run.name, "status": "completed", "process": None, **origin})
+    files.write_json(run / "run.json", {"schema": 1, "id": run.name, "status": "completed", **origin})
     files.write_json(run / "checkpoints/best.json", {"folder": folder.name, "step": 12})
     for name, text in tokenizer_texts.items():
         (folder / name).write_text(text)

@@ -109,6 +109,13 @@ def test_everything_wrong_is_told_at_once(make_folder):
     assert len(refusal.value.problems) == 2 and "UnheardOfForCausalLM" in str(refusal.value)
 
 
+def test_a_name_that_llama_cpp_reads_as_a_family_is_refused(plain: Checkpoint):
+    """The server looks for `phi-3` in the display name, and then for tokens that are not there."""
+    checks.check_name(plain, "philosopher-3")
+    with pytest.raises(UserError, match="Phi 3's tokenizer"):
+        checks.check_name(plain, "my-Phi-3-tuned")
+
+
 # ---- opening
 
 

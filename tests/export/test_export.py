@@ -6,6 +6,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
+import transformers
+from tiny_adapter import write_adapter
 from tiny_checkpoint import (
     ENTRIES,
     HEADS,
@@ -20,11 +23,11 @@ from tiny_checkpoint import (
 
 from training.cli import main
 from training.core import files, paths
-from training.core.errors import IntegrityError, RunError
-from training.export import export, gguf_file, manifest
+from training.core.errors import IntegrityError, RunError, TrainyardError, UserError
+from training.export import adapter_gguf, export, gguf_file, importance, manifest, plan, proof
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.proof import Proof
-from training.llamacpp import convert
+from training.llamacpp import convert, quantize
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
 from training.tokenizer import ids
@@ -48,6 +51,10 @@ def _convert(folder: Path, workspace: Path, *quants: str, tokenizer: Path | None
     return outputs
 
 
+def _target(checkpoint: Checkpoint, quant: str, path: Path) -> export._Target:
+    return export._Target(quant, path, "0" * 64, plan.make(checkpoint, quant, "llama"))
+
+
 def test_a_chain_is_exported_proved_and_verified(ours: Path, capsys: pytest.CaptureFixture[str]):
     """B46, B50: every type of one checkpoint of ours, by the command, with what the manifests say."""
     assert main(["export-gguf", ours.parents[1].name, "--quant", "f32,f16,BF16,Q8_0", "--json"]) == 0
@@ -62,7 +69,7 @@ def test_a_chain_is_exported_proved_and_verified(ours: Path, capsys: pytest.Capt
         assert found == output["manifest"]
         assert {key: found[key] for key in keys} == {key: origin[key] for key in keys}
         assert found["parameters"] == sum(array.size for array in random_weights().values())
-        assert found["parity"]["positions"] >= 100 and found["parity"]["ids"]["lines"] == 200
+        assert found["parity"]["positions"] >= 256 and found["parity"]["ids"]["lines"] == 200
         assert [len(prompt["top"]) for prompt in found["fingerprint"]["prompts"]] == [5] * 4
         assert str(paths.roots().data) not in json.dumps(found)
     parity = {quant: output["manifest"]["parity"] for quant, output in outputs.items()}
@@ -105,6 +112,105 @@ def test_padded_tied_and_with_a_template(make_folder):
     assert output.manifest["parameters"] == sum(array.size for array in random_weights(tied=True).values())
 
 
+# ---- adapters
+
+
+@pytest.fixture
+def adapter(make_folder, tmp_path: Path) -> Checkpoint:
+    base = make_folder("base")
+    return open_checkpoint(str(write_adapter(tmp_path / "adapter", base)), base=str(base))
+
+
+def test_an_adapter_is_served_merged_and_beside_its_base(adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    """D22: both files say what the unmerged adapter says in PyTorch; without it neither does."""
+    [merged] = export.export(adapter, ["F32"], name="tiny")
+    beside = adapter_gguf.export(adapter, "F32", name="tiny")
+    assert merged.manifest["adapter_tensors"] == {"factors": 8, "trained rows": 0, "full copies": 0}
+    for output, most_nats in ((merged, 0.01), (beside, 0.05)):  # its base is served in F16
+        assert manifest.verify(output.gguf)["parity"]["max_nats"] <= most_nats
+    assert beside.manifest["parameters"] == sum(
+        tensor.num_items for pair in adapter.adapter.pairs.values() for tensor in (pair.a, pair.b)
+    )
+    assert adapter_gguf.export(adapter, "F32", name="tiny").reused
+    run = Proof.run
+    monkeypatch.setattr(Proof, "run", lambda self, gguf, quant, work, lora=None: run(self, gguf, quant, work))
+    with pytest.raises(RunError, match="not the one that was trained"):
+        adapter_gguf.export(adapter, "F32", name="other")
+    assert not list((paths.roots().trained / "other").glob("*"))
+
+
+def test_what_a_server_cannot_load_beside_a_base_is_refused(plain: Checkpoint):
+    with pytest.raises(UserError, match="cannot be served as an adapter") as refusal:
+        adapter_gguf.export(plain, "F16", name="tiny")
+    assert "--format gguf" in refusal.value.next_command
+
+
+def test_the_gap_to_a_base_in_4_bits_is_told_apart(adapter: Checkpoint):
+    object.__setattr__(adapter, "origin", adapter.origin | {"method": "qlora"})
+    gap = Proof.prepare(adapter).gap
+    assert gap["kl_mean_nats"] > 0 and gap["same_first_choice"] < 1
+
+
+# ---- K-quants
+
+
+@pytest.fixture
+def quantiser(llama_cpp: None) -> None:
+    try:
+        quantize.require_tool()
+    except TrainyardError as error:
+        pytest.skip(f"{error.what}: {error.next_command}")
+
+
+def _wide(make_folder, width: int = 256) -> Path:
+    """A model whose rows the large blocks divide, of 8 layers, so that some of them get more bits."""
+    torch.manual_seed(1)
+    config = {
+        "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }  # fmt: skip
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=ENTRIES, tie_word_embeddings=True, **config)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.0 / parameter.shape[1] ** 0.5)
+    weights = {name: value.numpy() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    return make_folder(f"wide-{width}", weights=weights, tied=True, **config)
+
+
+@pytest.mark.usefixtures("quantiser")
+@pytest.mark.parametrize("width", [256, 288], ids=["rows that divide", "rows that do not"])
+def test_k_quants_are_what_was_planned(make_folder, tmp_path: Path, width: int):
+    """B59: type of each tensor and size within 1 %, before anything is written; the same bytes by any threads."""
+    checkpoint = open_checkpoint(str(_wide(make_folder, width)))
+    whole = _convert(checkpoint.folder, tmp_path / "work", "F32")["F32"]
+    for quant in quantize.K_QUANTS:
+        planned = plan.make(checkpoint, quant, "llama")
+        made = [tmp_path / "work" / f"{quant}-{threads}.gguf" for threads in (1, 2)]
+        for threads, path in enumerate(made, 1):
+            quantize.run(whole, path, quant, threads=threads)
+        types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(made[0]).tensors}
+        assert types == planned.types and files.sha256_file(made[0]) == files.sha256_file(made[1])
+        assert abs(made[0].stat().st_size - planned.num_bytes) <= 0.01 * planned.num_bytes
+        assert bool(planned.fallbacks) is (width == 288)
+
+
+@pytest.mark.usefixtures("quantiser")
+def test_an_importance_matrix_is_counted_and_counts(make_folder, tmp_path: Path):
+    folder = _wide(make_folder)
+    checkpoint = open_checkpoint(str(folder))
+    whole = _convert(folder, tmp_path / "work", "F32")["F32"]
+    record = importance.of_training_data(checkpoint, "llama", tmp_path / "work/importance.gguf")
+    assert record["matrices"] == 7 * 8 and record["tokens"] > 100
+    plainly, weighed = (tmp_path / "work" / f"{kind}.gguf" for kind in ("plainly", "weighed"))
+    quantize.run(whole, plainly, "Q4_K_M", threads=1)
+    quantize.run(whole, weighed, "Q4_K_M", threads=1, importance=tmp_path / "work/importance.gguf")
+    assert gguf_file.inspect(plainly).tensor_sha256 != gguf_file.inspect(weighed).tensor_sha256
+    assert str(tmp_path).encode() not in weighed.read_bytes()
+
+
 # ---- negative controls
 
 
@@ -117,7 +223,7 @@ def test_a_wrong_pre_tokenizers_name_fails_the_ids(plain: Checkpoint, tmp_path: 
             ids.check(Client(server.url), plain.encoder, [], "gpt-2")
     assert "the pre-tokenizer's name 'gpt-2'" in failure.value.found
     with pytest.raises(IntegrityError, match="wrote something else"):
-        export._inspect(path, plain)
+        export._inspect(path, plain, _target(plain, "F32", path))
 
 
 def _unpermuted(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -148,6 +254,41 @@ def test_another_model_than_the_trained_one_fails(plain: Checkpoint, tmp_path: P
         with pytest.raises(RunError) as failure:
             prepared.run(path, quant, tmp_path)
         assert cause in failure.value.found and "token" in failure.value.where
+
+
+def test_one_more_newline_in_the_template_fails(make_folder, tmp_path: Path):
+    """B55: by the file's own words, and by what the server makes of a conversation."""
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    folder, other = make_folder("one"), make_folder("other")
+    (folder / "chat_template.jinja").write_text(template)
+    (other / "chat_template.jinja").write_text(template.replace("{% endfor %}", "\n{% endfor %}"))
+    checkpoint = open_checkpoint(str(folder))
+    path = _convert(other, tmp_path / "work", "F32")["F32"]
+    with pytest.raises(IntegrityError, match="wrote something else"):
+        export._inspect(path, checkpoint, _target(checkpoint, "F32", path))
+    with ServerProcess.start(path, log=tmp_path / "log", ctx_size=256, threads=1) as server:
+        server.wait_healthy(60)
+        with pytest.raises(RunError, match="renders a conversation otherwise"):
+            proof.check_conversations(Client(server.url), checkpoint)
+
+
+def test_the_served_model_stops_at_both_ends(make_folder, tmp_path: Path):
+    """B56: an end of turn that llama.cpp does not know by its text is written, and EOS stops as well."""
+    folder = make_folder()
+    document = (folder / "tokenizer.json").read_text().replace("<|im_end|>", "<|turn_done|>")
+    (folder / "tokenizer.json").write_text(document)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|turn_done|>{% endfor %}")
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.turn_end_id == 4
+    for name, written in (("with", 4), ("without", None)):
+        path = _convert(folder, tmp_path / name, "F32", turn_end_id=written)["F32"]
+        with ServerProcess.start(path, log=tmp_path / "log", ctx_size=256, threads=1) as server:
+            server.wait_healthy(60)
+            if written is None:
+                with pytest.raises(RunError, match="does not stop"):
+                    proof.check_stops(Client(server.url), checkpoint)
+            else:
+                assert proof.check_stops(Client(server.url), checkpoint) == [1, 4]
 
 
 def test_a_weight_that_is_no_number_ends_the_export(make_folder):

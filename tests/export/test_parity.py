@@ -98,7 +98,7 @@ def test_the_server_is_asked_for_every_prefix_once():
     asked = []
 
     class Server:
-        def top_logprobs(self, prefix: list[int], top: int) -> list[tuple[int, float]]:
+        def top_logprobs(self, prefix: list[int], top: int, *, reuse: bool) -> list[tuple[int, float]]:
             asked.append((list(prefix), top))
             return [(0, -1.0), (1, -3.4e38)]
 

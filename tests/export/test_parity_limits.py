@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from training.core.errors import RunError
+from training.export import limits
 from training.export.parity import Comparison, judge
+from training.export.plan import QUANTS
 
 POSITIONS, VOCABULARY = 120, 64
 
@@ -25,7 +27,7 @@ def comparison(spread: float, error: float) -> Comparison:
 
 def test_a_model_that_has_hardly_trained_is_not_refused_for_its_rounding():
     figures = judge(comparison(spread=0.01, error=0.005), "Q8_0")
-    assert figures["kl_share"] > 0.1 and figures["kl_mean_nats"] < 2e-4 == figures["limits"]["kl_mean_nats"]
+    assert figures["kl_share"] > 0.1 and figures["kl_mean_nats"] < limits.FLOOR_NATS
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0])
@@ -35,5 +37,21 @@ def test_a_wrong_model_is_refused_trained_or_not(spread: float):
 
 
 def test_a_trained_model_has_the_limit_of_its_share():
-    figures = judge(comparison(spread=1.0, error=0.01), "Q8_0")
-    assert 2e-4 < figures["limits"]["kl_mean_nats"] < 0.01
+    figures = judge(comparison(spread=1.0, error=0.03), "Q8_0")
+    assert figures["kl_mean_nats"] > limits.FLOOR_NATS and figures["limits"] == limits.of("Q8_0")
+
+
+@pytest.mark.parametrize("quant", limits.MEASURED)
+def test_no_limit_is_more_than_twice_what_was_measured(quant: str):
+    seen, allowed = limits.MEASURED[quant], limits.of(quant)
+    assert allowed["kl_share"] <= 2 * seen.kl_share + 1e-9 and allowed["kl_p99_share"] <= 2 * seen.kl_p99_share + 1e-9
+    assert 1 - allowed["same_first_choice"] <= 2 * (1 - seen.same_first_choice) + 1e-9
+
+
+def test_a_figure_that_is_no_number_is_over():
+    figures = {"kl_mean_nats": 1.0, "kl_share": float("nan"), "kl_p99_share": 0.0, "same_first_choice": 0.5}
+    assert limits.exceeded(figures, limits.of("Q8_0")) == ["kl_share", "same_first_choice"]
+
+
+def test_every_type_that_is_exported_has_limits():
+    assert {*limits.MEASURED, "F32", "F16"} == set(QUANTS)

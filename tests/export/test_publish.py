@@ -33,7 +33,7 @@ class _Conversion:
             writer.add_add_bos_token(True)
             writer.add_bos_token_id(0)
             writer.add_eos_token_id(1)
-            writer.add_tensor("w", np.frombuffer(f"{quant}{weights}".encode().ljust(128), np.float32))
+            writer.add_tensor("output.weight", np.frombuffer(f"{quant}{weights}".encode().ljust(128), np.float32))
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
@@ -60,13 +60,14 @@ class _Proof:
         type(self).runs.append(quant)
         if quant == self.fails:
             raise RunError("the served model is not the one that was trained")
-        return {"parity": FIGURES, "fingerprint": {}}
+        return {"parity": FIGURES, "fingerprint": {}, "positions": [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]}
 
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "require_source", lambda pinned=None: Path("/nowhere"))
+    monkeypatch.setattr(source, "choose", lambda: source.LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True))
     monkeypatch.setattr(convert, "architectures", lambda folder: frozenset({"LlamaForCausalLM"}))
+    monkeypatch.setattr(convert, "architecture_of", lambda folder, name: "llama")
     start = classmethod(lambda cls, folder, outputs, *, name, **_: _Conversion(folder, outputs, name))
     monkeypatch.setattr(convert.Conversion, "start", start)
     monkeypatch.setattr(proof, "Proof", _Proof)
@@ -92,7 +93,8 @@ def test_file_and_manifest_lie_where_the_contract_says(make_folder):
     [output] = _export(make_folder(), "Q8_0")
     assert output.gguf == paths.roots().data / "models/trained/tiny/tiny-Q8_0.gguf"
     assert manifest.verify(output.gguf) == output.manifest
-    assert _left() == {"tiny", "tiny-Q8_0.gguf", "tiny-Q8_0.manifest.json"}
+    kinds = ("Modelfile", "gguf", "manifest.json", "parity.json", "parity.svg")
+    assert _left() == {"tiny", *(f"tiny-Q8_0.{kind}" for kind in kinds)}
 
 
 def test_the_same_inputs_are_used_again_without_work(make_folder):
@@ -214,7 +216,7 @@ def test_the_converter_must_have_written_what_it_was_told(make_folder, monkeypat
 def test_a_preview_says_what_would_be_done_and_writes_nothing(make_folder):
     folder = make_folder()
     preview = export.preview(checkpoints.open_checkpoint(str(folder)), ["F16"], name="tiny")
-    assert next(iter(preview.values())).startswith("is new, about 2") and not paths.roots().trained.exists()
+    assert next(iter(preview.values())).startswith("is new, 2") and not paths.roots().trained.exists()
     [output] = _export(folder, "F16")
     other = checkpoints.open_checkpoint(str(make_folder("two", weights=random_weights(seed=2))))
     assert export.preview(checkpoints.open_checkpoint(str(folder)), ["F16"], name="tiny") == {

@@ -62,7 +62,7 @@ def random_weights(*, rows: int = ENTRIES, tied: bool = False, seed: int = 1) ->
             "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
         }  # fmt: skip
         for name, shape in shapes.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = normal(*shape, scale=1.5 / shape[1] ** 0.5)
+            weights[f"model.layers.{layer}.{name}.weight"] = normal(*shape, scale=0.8 / shape[1] ** 0.5)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{layer}.{norm}.weight"] = np.ones(HIDDEN, np.float32)
     weights["model.norm.weight"] = np.ones(HIDDEN, np.float32)

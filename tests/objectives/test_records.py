@@ -19,6 +19,10 @@ class Split:
     offsets: np.ndarray
     trained: np.ndarray
 
+    @property
+    def records(self) -> np.ndarray:
+        return np.arange(len(self.offsets) - 1) * 10  # nine of ten were left out
+
 
 def rows_of(records: list[list[int]], trained: list[list[int]], **settings) -> RecordRows:
     offsets = np.cumsum([0, *map(len, records)]).astype(np.uint64)
@@ -171,3 +175,15 @@ def test_a_soft_cap_a_scale_and_anything_else_of_a_model_counts(make, whole: boo
     logits = model(input_ids=ids).logits[0, :-1].float()
     plain = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
     assert score.nats == pytest.approx(plain.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_rows_know_their_lengths_and_their_lines(packs: bool):
+    """The lengths are those of a batch's rows without padding; of a packed row every record's line is told."""
+    records = [[1, 5, 6, 2], [1, 7, 2], [1, 8, 9, 10, 2]]
+    rows = rows_of(records, [[0] + [1] * (len(record) - 1) for record in records], packs=packs, seq_len=8)
+    lines = [rows.lines(np.array([row])) for row in range(rows.num_rows)]
+    assert sorted(line for own in lines for line in own) == [1, 11, 21]
+    for row, own in enumerate(lines):
+        assert rows.lengths[row] == sum(len(records[line // 10]) - 1 for line in own)
+        assert rows.batch(np.array([row])).tensors["input_ids_BT"].shape[1] == rows.lengths[row]

@@ -21,6 +21,10 @@ class Split:
     offsets: np.ndarray
 
     @property
+    def records(self) -> np.ndarray:
+        return np.arange(len(self.offsets) - 1)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
@@ -116,3 +120,15 @@ def test_chunks_keep_fewer_logits_alive():
             summed_nats(head, hidden_ND, labels_N, chunk)
         saved[chunk] = max(sizes)
     assert saved[0] >= 64 * VOCAB > saved[8]
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 5, 64])
+def test_the_lines_of_a_row_are_those_whose_tokens_it_reads(seq_len: int):
+    """Tokens and the label behind the row's end; every line is named by some row."""
+    documents = [[3, 4, 5, 6], [7, 8], [9, 10, 11], [12]]
+    rows = rows_of(documents, seq_len)
+    of_token = np.repeat(np.arange(4), [len(document) + 2 for document in documents]) + 1
+    for row in range(rows.num_rows):
+        wanted = sorted(set(of_token[row * seq_len : (row + 1) * seq_len + 1].tolist()))
+        assert rows.lines(np.array([row])) == wanted
+    assert rows.lines(np.arange(rows.num_rows)) == [1, 2, 3, 4] and rows.lengths.tolist() == [seq_len] * rows.num_rows

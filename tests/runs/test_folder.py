@@ -1,11 +1,12 @@
 """The run folder without a trainer: names, status words, pointers and events."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from training.cli import main
-from training.core import files, process
+from training.core import files
 from training.core.errors import UserError
 from training.runs.events import EventLog, read_events
 from training.runs.folder import RunFolder, all_runs
@@ -33,10 +34,12 @@ def test_a_new_run_is_queued_and_found_by_id_folder_and_latest(run: RunFolder):
 
 
 def test_a_running_run_whose_process_is_gone_is_lost_and_stays_so(run: RunFolder):
-    """B78: also where its process id is another process by now."""
-    run.update(status="running", process=process.identity())
-    assert run.status() == "running"
-    run.update(process=process.identity() | {"started": "another"})
+    """B78: by the lock that it held, so that a process id which is another's by now says nothing."""
+    with run.work():
+        run.update(status="running")
+        assert run.status() == "running" and run.worker()["pid"] == os.getpid()
+        with pytest.raises(UserError, match="still running"), run.work():
+            pass
     assert run.status() == "lost" and run.record()["status"] == "lost"
 
 

@@ -198,3 +198,11 @@ def test_a_signal_is_heard_while_pairs_are_merged(own_roots: Path, tmp_path: Pat
     process.communicate(timeout=10)
     assert process.returncode == 130
     assert list((own_roots / "training/tokenizers/words").glob("*")) == []
+
+
+@pytest.mark.parametrize(("text", "vocab_size"), [("a0 b1 c2", 300), ("the the the", 261)])
+def test_a_vocabulary_without_merges_is_refused_before_a_server_is_asked(own_roots: Path, text: str, vocab_size: int):
+    corpus = Corpus("poor", "0" * 64, "train", len(text), lambda: iter([text]))
+    with pytest.raises(UserError, match="no entry but single bytes"):
+        train(corpus, Settings(vocab_size=vocab_size), name="poor", prove=lambda *_: {})
+    assert not list(own_roots.rglob("tokenizer.json"))

@@ -16,7 +16,7 @@ from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.timeline import Timeline
 from training.core.errors import MachineError, RunError, UserError
-from training.core.units import format_bytes
+from training.core.units import format_bytes, parse_bytes
 from training.recipe.load import Resolved
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
             f"{nvml.ask().problem}, and a CPU trains in fp32 alone", found=needed,
             expected="a GPU, or memory.weights=fp32", next_command="make doctor",
         )  # fmt: skip
+    _require_in_cap(resolved, result.estimate.peak.device_bytes)
     if result.fits is False:
         lever = advice.best(result.levers)
         longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
@@ -164,6 +165,17 @@ def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
             next_command=f"try {lever.override if lever else 'a smaller model'} (make memfit CONFIG={resolved.path})",
         )  # fmt: skip
     return result
+
+
+def _require_in_cap(resolved: Resolved, needed_bytes: int) -> None:
+    """Raise RunError where the estimate is above the most that the recipe lets the run take."""
+    cap = resolved.recipe.memory.cap
+    if cap is not None and needed_bytes > parse_bytes(cap):
+        raise RunError(
+            "the run does not fit its own cap", where=resolved.origins.get("memory.cap"), found=f"memory.cap: {cap}",
+            expected=f"at least {format_bytes(needed_bytes)}",
+            next_command=f"raise memory.cap, or see what would fit with make memfit CONFIG={resolved.path}",
+        )  # fmt: skip
 
 
 def _room(device: Device) -> str:

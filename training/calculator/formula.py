@@ -289,6 +289,8 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     ]
     if recipe.memory.loss_chunk == "auto":
         lines.append("memory.loss_chunk auto: the logits of the whole micro-batch at once")
+    if recipe.memory.compile:
+        lines.append("what a compiled step takes is not promised: this is the estimate of the plain one")
     if plan.is_adapter:
         lines.append(f"adapters in {plan.recipe.memory.adapter_dtype}")
     if plan.is_nf4:

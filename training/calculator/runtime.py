@@ -10,7 +10,7 @@ from training.calculator.estimate import Term
 from training.calculator.parallel import NCCL_BYTES
 from training.calculator.plan import Plan
 from training.calculator.replay import Replayed
-from training.calculator.standing import paged_states
+from training.calculator.standing import optimizer_states, paged_states
 
 MIB = 1 << 20
 
@@ -56,9 +56,17 @@ def overhead(plan: Plan, allocated_bytes: int, ratio: float) -> tuple[Term, ...]
         allocator = Term("allocator", slack, "max(80 MiB, 0.20 * tensors)", "heap freed but not given back; measured")
         size = INTERPRETER_BYTES + (_BITSANDBYTES_BYTES if plan.is_nf4 else 0)
         process = Term("runtime", size, f"{size // MIB} MiB", "python -m training.calculator.runtime")
-        return allocator, process
+        return allocator, process, *_snapshot(plan)
     paged = () if plan.shape is None else (paged_states(plan),)
     return reserve(plan, allocated_bytes, ratio), context(plan), *(one for one in paged if one.num_bytes)
+
+
+def _snapshot(plan: Plan) -> tuple[Term, ...]:
+    """The copy that a checkpoint is written from while training goes on: host memory, as the tensors are here."""
+    if plan.shape is None or not plan.recipe.checkpoint.background:
+        return ()
+    size = plan.trainable_bytes + optimizer_states(plan).num_bytes
+    return (Term("snapshot", size, "trained + optimizer states", "checkpoint.background: true"),)
 
 
 def reserved_ratio(plan: Plan, allocated_bytes: int, replayed: Replayed | None) -> float:

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     data.path(args.split)
     tokenizer, tokens, figures = _tokens(args, data)
     look = Peek(data, args.split, tokens, tokenizer)
+    examples = _examples(args, look)
     for line in (*peek_view.source_lines(look), "", *peek_view.length_lines(look), ""):
         say(line)
-    examples = list(look.examples(_lines(args, look)))
     colour = peek_view.has_colour()
     for example in examples:
         for line in peek_view.example_lines(example, tokenizer, colour=colour, with_ids=args.ids):
@@ -87,12 +87,10 @@ def _settings(args: argparse.Namespace) -> tuple:
     return args.tokenizer, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error, args.template_date)
 
 
-def _lines(args: argparse.Namespace, look) -> list[int]:
-    if args.at:
-        return [line - 1 for line in args.at]
-    if args.longest:
-        return [int(place.rpartition(":")[2]) - 1 for place, _ in look.longest(args.records)]
-    return look.draw(args.records, args.seed)
+def _examples(args: argparse.Namespace, look) -> list:
+    if args.longest and not args.at:
+        return look.longest_examples(args.records)
+    return look.examples([line - 1 for line in args.at] if args.at else look.draw(args.records, args.seed))
 
 
 def _report(report: Report, look, figures: dict) -> None:

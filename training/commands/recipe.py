@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from training.core.log import say
-from training.core.report import Report
+from training.core.report import Report, make_command
 
 SUMMARY = "list, show, copy, check or explain recipes"
 EXAMPLE = 'make recipe ARGS="explain recipes/demo/pretrain-stdlib.yaml optimizer.lr=1e-3"'
@@ -64,10 +64,14 @@ def _show(args: argparse.Namespace, report: Report) -> dict:
 
 def _copy(args: argparse.Namespace, report: Report) -> dict:
     from training.recipe import catalogue
+    from training.recipe.load import load
 
     target = catalogue.copy(args.name, args.target)
+    stop = load(target).values["stop"]
+    limits = ", ".join(f"{key} {value:g}" for key, value in stop.items() if value is not None)
     report.add("copied", target)
-    report.add("next", f"make check CONFIG={target}")
+    report.add("stops", f"at the first of {limits}")
+    report.add("next", make_command("check", CONFIG=target))
     return {"path": str(target)}
 
 

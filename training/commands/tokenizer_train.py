@@ -44,6 +44,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         num_reserved=args.reserve,
     )  # fmt: skip
     data = dataset.load(dataset.resolve(args.dataset))
+    growth = process.Growth()
     folder, reused = train.train(corpus_of(data), settings, name=args.name or data.name, prove=proof.prove)
     tokenizer = artifact.load(folder)
     document = {
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         "multi_digit_tokens": tokenizer.manifest["multi_digit_tokens"],
         "bytes_per_token": tokenizer.manifest["bytes_per_token"], "proved": tokenizer.manifest.get("proved"),
         "trained_on": tokenizer.manifest["trained_on"],
-        "seconds": round(time.monotonic() - started, 3), "peak_rss_bytes": process.peak_rss_bytes(),
+        "seconds": round(time.monotonic() - started, 3), "peak_memory_bytes": growth.peak_bytes(),
+        "predicted_memory_bytes": tokenizer.manifest["predicted_memory_bytes"],
     }  # fmt: skip
     _report(report, document, data.reference)
     return document
@@ -94,7 +96,10 @@ def _report(report: Report, document: dict, dataset_reference: str) -> None:
     if proved := document["proved"]:
         strings = proved["nasty_strings"] + proved["lines"]
         report.add("llama.cpp", f"gives the same ids for all of {strings} strings, {proved['lines']} of them lines")
-    report.add("took", f"{format_seconds(document['seconds'])}, peak memory {format_bytes(document['peak_rss_bytes'])}")
+    report.add("took", format_seconds(document["seconds"]))
+    if not document["reused"]:
+        peak, predicted = (format_bytes(document[f"{name}_memory_bytes"]) for name in ("peak", "predicted"))
+        report.add("memory", f"peak {peak}, predicted at most {predicted}")
     report.add("folder", document["folder"])
     overrides = (
         f"data.dataset={dataset_reference}",

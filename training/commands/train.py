@@ -46,5 +46,4 @@ def add_summary(report: Report, run_id: str, summary: dict) -> None:
     peak, estimate = summary["peak_bytes"], summary["estimate_bytes"]
     report.add("memory", f"peak {format_bytes(peak)}, estimate {format_bytes(estimate)} ({estimate / peak - 1:+.1%})")
     report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}")
-    command = "export-gguf" if summary["weights"] == "model.safetensors" else "evaluate"
-    report.add("next", f"make {command} CHECKPOINT={run_id}")
+    report.add("next", f"make export-gguf CHECKPOINT={run_id}")

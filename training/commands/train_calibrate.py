@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from training.core import files, locks
+from training.core import files, queue
 from training.core.log import say
 from training.core.report import Report, make_command
 from training.core.units import format_bytes
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.recipe.load import load
 
     resolved = load(Path(args.config), args.overrides)
-    with locks.hold(locks.machine_lock(), f"calibrating {resolved.recipe.name}"):
+    with queue.turn(f"calibrating {resolved.recipe.name}"):
         record, comparisons = _calibrate(resolved, report)
     if args.out:
         files.write_json(Path(args.out), record)

@@ -18,12 +18,24 @@ _NEXT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint's, dataset's or tokenizer's folder")
+    parser.add_argument("--signers", metavar="FILE", help="require a signature of one of these allowed signers (GGUF)")
+
+
+def _signer(model: str, signers: str) -> str:
+    from pathlib import Path
+
+    from training.core import paths
+    from training.export import manifest, signature
+
+    return signature.check(manifest.path_of(paths.model_path(model)), Path(signers).expanduser())
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core.errors import IntegrityError
     from training.export import chain
 
+    if args.signers:
+        report.add("signed by", _signer(args.model, args.signers))
     links = []
     for link in chain.walk(args.model):
         links.append(link)

@@ -94,7 +94,28 @@ class Problems(UserError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where SIGINT would raise KeyboardInterrupt, so that one path cleans up after both."""
+    """SIGTERM or SIGHUP, raised where SIGINT would raise KeyboardInterrupt: one path cleans up after all of them."""
+
+    def __init__(self, what: str = "", *, signal_name: str = "SIGTERM"):
+        super().__init__(what)
+        self.signal_name = signal_name
+
+
+def from_json(document: dict) -> TrainyardError:
+    """The error that `to_json` told of, as another process raises it."""
+    parts = {"where": "where", "found": "found", "expected": "expected", "next_command": "next"}
+    if "problems" in document:
+        problems = [from_json(one) for one in document["problems"]]
+        return Problems(document["what"], problems, next_command=document["next"])
+    error = _kinds().get(document["kind"], TrainyardError)(
+        document["what"], **{name: document[key] for name, key in parts.items()}
+    )
+    error.exit_code = document["exit_code"]
+    return error
+
+
+def _kinds() -> dict[str, type[TrainyardError]]:
+    return {kind.__name__: kind for kind in (UserError, MachineError, RunError, IntegrityError, RestoreError)}
 
 
 _NAMING_ERRORS = {

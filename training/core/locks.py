@@ -70,11 +70,16 @@ def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: 
     try:
         _acquire(descriptor, path, wait_seconds, resource)
         with disk_errors(path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(identity() | {"what": what, "since": time.time()}).encode(), 0)
+            write_holder(descriptor, identity() | {"what": what, "since": time.time()})
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def write_holder(descriptor: int, who: dict) -> None:
+    """Write down who holds the lock of a descriptor, for those who ask `holder`."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(who).encode(), 0)
 
 
 def _acquire(descriptor: int, path: Path, wait_seconds: float | None, resource: str) -> None:

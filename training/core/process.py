@@ -7,6 +7,7 @@ The moment is the kernel's own, in clock ticks since the boot it names, so that 
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from functools import cache
 from pathlib import Path
@@ -43,8 +44,13 @@ def is_running(who: dict | None) -> bool:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, and leave the terminal's interrupts to the parent."""
+    """Die with the parent, and leave the terminal's interrupts to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before
         os._exit(1)
@@ -57,7 +63,28 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+class Growth:
+    """How much more memory this process holds at its peak from now on: what a stage takes, wherever it runs."""
+
+    def __init__(self) -> None:
+        reset_peak_rss()
+        self._before_bytes = _status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """The growth at its highest until now."""
+        return max(0, peak_rss_bytes() - self._before_bytes)
+
+
 def peak_rss_bytes() -> int:
     """The highest resident memory of this process since its start or the last reset (VmHWM of proc(5))."""
+    return _status_bytes("VmHWM")
+
+
+def peak_of_children_bytes() -> int:
+    """The highest resident memory of the largest child process that has ended (getrusage(2))."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def _status_bytes(name: str) -> int:
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024

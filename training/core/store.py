@@ -81,6 +81,7 @@ def exclusive(folder: Path, kind: str) -> Iterator[None]:
     parent = folder.parent
     lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
     with files.disk_errors(folder), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+        files.remove_leftovers(parent)  # also where nothing is made, since all is there
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ def tool() -> dict:
 
 PACKAGES = (
     "torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "gguf", "xllamacpp", "numpy",
-    "nvidia-ml-py", "docker",
+    "accelerate", "triton", "nvidia-ml-py", "docker",
 )  # fmt: skip
 
 

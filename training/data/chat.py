@@ -2,11 +2,10 @@
 
 Spans are read off the full render, never from lengths of rendered prefixes, which a template that rewrites earlier
 turns makes wrong (B23). One private character goes into each message; without them the text must be the plain render
-again, to the byte, and where they stand tells whose text is where. A span begins where the server would let the answer
-begin: behind the text that the template, asked for that answer, puts after the message before (B26). It ends with the
-token that ends a turn, which the template shows on a conversation of four words. A template's own `{% generation %}`
-marks narrow a span. Where a template cuts or rewrites what is said, only a last turn that the server's whole prompt
-leads to is taken, and told; else the conversation is refused.
+again, to the byte, and where they stand tells whose text is where; `spans` tells where an answer begins there. It ends
+with the token that ends a turn, which the template shows on a conversation of four words. A template's own
+`{% generation %}` marks narrow a span. Where a template cuts or rewrites what is said, only a last turn that the
+server's whole prompt leads to is taken, and told; else the conversation is refused.
 """
 
 import bisect
@@ -18,14 +17,8 @@ from functools import cached_property
 from training.core.errors import UserError
 from training.data.conversation import ANSWERING, Conversation
 from training.data.marks import Marked, Places, Position, at_first, at_last, at_middle, at_start, without
-from training.data.supervision import lever
+from training.data.spans import Spans, Unfollowable, unfollowable
 from training.tokenizer.template import Span, Template, Unrenderable
-
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-
-
-class Unfollowable(UserError):
-    """A conversation in which what an assistant says cannot be told from its prompt."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Renderer:
     def __init__(self, template: Template, controls: Sequence[str]):
         self.template = template
         ordered = sorted(filter(None, controls), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render and find the answers. Raises UserError where the template refuses or cannot be followed."""
@@ -113,11 +106,11 @@ class Renderer:
         """The first control token behind a last answer, else the words there; that of other turns; of tool calls."""
         for call in (False, True):
             tail = self._tail(_example(call), -1)
-            tokens = self._control.findall(tail)
+            tokens = self.control.findall(tail)
             last = (tokens[-1] if call else tokens[0]) if tokens else "" if call else tail.strip()
             yield last
             between = self._tail(_example(call, turns=2), 1)
-            tokens = self._control.findall(between)
+            tokens = self.control.findall(between)
             if len(tokens) > 1 and not call:  # one alone may be the header of the next turn
                 yield tokens[0]
 
@@ -145,13 +138,13 @@ class Renderer:
             if places is not None and all(index in places for index in conversation.answers):
                 break
         else:
-            raise _unfollowable("an answer that is cut, changed or left out")
-        return tuple(self._span(marked, places, index, text) for index in conversation.answers)
+            raise unfollowable("an answer that is cut, changed or left out")
+        return Spans(self, marked, places, text).all()
 
     def _places(self, conversation: Conversation, text: str, position: Position) -> Places:
         places = self._found(Marked(conversation, position), text)
         if places is None:
-            raise _unfollowable("a text that is cut or changed")
+            raise unfollowable("a text that is cut or changed")
         return places
 
     def _found(self, marked: Marked, text: str) -> Places | None:
@@ -161,45 +154,6 @@ class Renderer:
         except Unrenderable:
             return None
         return places if plain == text else None
-
-    def _span(self, marked: Marked, places: Places, index: int, text: str) -> Span:
-        mark = max(places[index])
-        after = [place for other, found in places.items() if other > index for place in found]
-        end = self.ends.search(text, mark, min(after, default=len(text)))
-        if end is None:
-            raise _unfollowable("a turn without an end")
-        return self._start(marked, places, index, text), end.end()
-
-    def _start(self, marked: Marked, places: Places, index: int, text: str) -> int:
-        """Where the server lets the answer begin: behind what its prompt has after the message before."""
-        try:
-            prompt, asked = marked.strip(self._plain(marked.before(index), prompt=True))
-        except Unrenderable as error:
-            raise _unfollowable(f"a prompt that the template refuses ({error.found})") from error
-        before = max((other for other in places if other < index and other in asked), default=None)
-        anchor, place = (0, 0) if before is None else (max(asked[before]), max(places[before]))
-        tail = prompt[anchor:]
-        if text.startswith(tail, place):
-            return place + len(tail)
-        return self._behind_common(text, place, tail, marked.first_place(index, min(places[index]), text))
-
-    def _behind_common(self, text: str, place: int, tail: str, limit: int) -> int:
-        """Behind the lines and control tokens that prompt and text have in common, where no header is left to come."""
-        for piece in self._pieces(tail):
-            if not text.startswith(piece, place) or place + len(piece) > limit:
-                break
-            place += len(piece)
-        if set(self._control.findall(text, place, limit)) & set(self._control.findall(tail)):
-            raise _unfollowable("an answer behind another header than the server's")
-        return place
-
-    def _pieces(self, text: str) -> Iterator[str]:
-        position = 0
-        for token in [*self._control.finditer(text), None]:
-            yield from _LINE.findall(text[position : token.start() if token else len(text)])
-            if token:
-                yield token[0]
-                position = token.end()
 
     # ---- answers by the template's marks, or the last alone
 
@@ -211,15 +165,18 @@ class Renderer:
         )
         plain, found = without(rendered, {opening: 0, closing: 1})
         if plain != text or len(found.get(0, ())) != len(found.get(1, ())):
-            raise _unfollowable("generation marks that change the text")
-        result, answers = [], []
-        for start, end in zip(found.get(0, ()), found.get(1, ()), strict=True):
-            number = _covering(spans, start, end) if spans else None
-            if number is not None:
+            raise unfollowable("generation marks that change the text")
+        marked, answers = list(zip(found.get(0, ()), found.get(1, ()), strict=True)), conversation.answers
+        if spans is None and len(marked) != len(answers) and answers[0] < conversation.num_prompt:
+            raise unfollowable("marks of which nobody can tell whether they are a prompt's")
+        result, of = [], []
+        for place, (start, end) in enumerate(marked):
+            number = _covering(spans, start, end) if spans else place if len(marked) == len(answers) else None
+            if spans and number is not None:
                 start = max(start, spans[number][0])
             result.append((start, self._marked_end(text, start, end)))
-            answers.append(conversation.answers[number] if number is not None else -1)
-        return Rendered(text, tuple(result), tuple(answers))
+            of.append(-1 if number is None else answers[number])
+        return Rendered(text, tuple(result), tuple(of))
 
     def _marked_end(self, text: str, start: int, end: int) -> int:
         """The end of a marked span: that of the turn, which some templates leave outside, without blanks behind it."""
@@ -229,7 +186,7 @@ class Renderer:
         behind = re.compile(r"\s*").match(text, end).end()
         if match := self.ends.match(text, behind):
             return match.end()
-        raise _unfollowable("generation marks without the end of the turn")
+        raise unfollowable("generation marks without the end of the turn")
 
     def _last_turn(self, conversation: Conversation, text: str) -> Rendered:
         """The last answer, where the server's prompt for it is how the text begins."""
@@ -240,7 +197,7 @@ class Renderer:
             if text.startswith(prompt) and end:
                 span = (len(prompt), end.end())
                 return Rendered(text, (span,), (last,), is_last_only=len(conversation.answers) > 1)
-        raise _unfollowable("an answer that is cut, changed or left out")
+        raise unfollowable("an answer that is cut, changed or left out")
 
 
 def _covering(spans: Sequence[Span], start: int, end: int) -> int | None:
@@ -257,11 +214,3 @@ def _example(with_call: bool, turns: int = 1) -> Conversation:
     look = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
     messages = [{"role": "user", "content": "word"}, answer] * turns
     return Conversation(tuple(messages), [{"type": "function", "function": look}] if with_call else None, 1)
-
-
-def _unfollowable(found: str) -> Unfollowable:
-    return Unfollowable(
-        "what an assistant says cannot be told from its prompt", where="the chat template", found=found,
-        expected="answers that are printed as they stand, or {% generation %} marks around them",
-        next_command=lever("loss_on", "all"),
-    )  # fmt: skip

@@ -1,10 +1,11 @@
 """A record as a conversation: messages as templates take them, where its prompt ends, and all its texts.
 
-Owns what a record says; knows no template. A prompt and a completion may be lists of messages instead of texts; the
-completion's are then what is trained.
+Owns what a record says; knows no template. Of a prompt and a completion in messages, the completion's answers are what
+is trained.
 """
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from training.tokenizer.template import normalised
 
 ANSWERING = "assistant"
 OBSERVING = ("tool", "user")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _THOUGHT_END = "</think>"
 
 
@@ -23,11 +25,13 @@ class Conversation:
         messages: as templates take them.
         tools: the record's own; None where it has none.
         num_prompt: messages before the first that is a completion.
+        is_pair: the record has them as `prompt` and `completion`.
     """
 
     messages: tuple[dict, ...]
     tools: list[dict] | None
     num_prompt: int
+    is_pair: bool = False
 
     @cached_property
     def answers(self) -> tuple[int, ...]:
@@ -49,11 +53,19 @@ class Conversation:
     def ends_with_answer(self) -> bool:
         return bool(self.answers) and self.answers[-1] == len(self.messages) - 1
 
-    def with_content(self, index: int, content: str) -> "Conversation":
-        """The same with another content of one message."""
-        messages = [*self.messages]
-        messages[index] = {**messages[index], "content": content}
-        return replace(self, messages=tuple(messages))
+    def place(self, index: int) -> str:
+        """A message's place in its record."""
+        if not self.is_pair:
+            return f"messages[{index}]"
+        return f"prompt[{index}]" if index < self.num_prompt else f"completion[{index - self.num_prompt}]"
+
+    def cut(self, texts: Mapping[int, str], gone: Set[int]) -> "Conversation":
+        """The same with other contents of some messages, which then think nothing, and without some."""
+        kept = [index for index in range(len(self.messages)) if index not in gone]
+        messages = tuple(
+            _replaced(self.messages[index], texts[index]) if index in texts else self.messages[index] for index in kept
+        )
+        return replace(self, messages=messages, num_prompt=bisect.bisect_left(kept, self.num_prompt))
 
     def first(self, count: int) -> "Conversation":
         """The same with its first messages alone."""
@@ -62,7 +74,7 @@ class Conversation:
     def texts(self) -> Iterator[tuple[str, str, bool]]:
         """Yield every text that a template may print, its place, and whether an assistant says it."""
         for index, message in enumerate(self.messages):
-            for place, text in _texts(message, f"messages[{index}]"):
+            for place, text in _texts(message, self.place(index)):
                 yield place, text, message["role"] == ANSWERING
         for place, text in _texts(self.tools or [], "tools"):
             yield place, text, False
@@ -78,8 +90,12 @@ def of_record(value: dict) -> Conversation | None:
         completion = value["completion"]
         said = [{"role": ANSWERING, "content": completion}] if isinstance(completion, str) else completion
         messages = normalised([*value["prompt"], *said])
-        return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]))
+        return Conversation(tuple(messages), value.get("tools"), len(value["prompt"]), is_pair=True)
     return None
+
+
+def _replaced(message: dict, content: str) -> dict:
+    return {key: value for key, value in message.items() if key not in THOUGHTS} | {"content": content}
 
 
 def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:

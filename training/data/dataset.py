@@ -35,7 +35,7 @@ class Dataset:
 
     @property
     def form(self) -> str:
-        """The form of every record: `text`, `messages` or `prompt-completion`."""
+        """The form of every record, one of `record.FORMS`."""
         return self.manifest["form"]
 
     @property

@@ -27,7 +27,7 @@ COLUMNS: dict[str, str] = {
 }
 _PART_RECORDS = 1 << 21
 _BLOCK_RECORDS = 1 << 20
-_PAIRS_AT_ONCE = 1 << 16
+_PAIRS_AT_ONCE = 1 << 10
 
 
 class Ledger:

@@ -12,7 +12,7 @@ Shrivastava and Li 2014.
 """
 
 import hashlib
-import mmap
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -34,7 +34,7 @@ _MOST_COMPARED = 4
 """How often a record's text is compared; after that the estimate decides, so that data of one mould ends in time."""
 _SAMPLED_ABOVE = 1 << 20
 """Texts with more shingles are compared by a fixed sixteenth of them."""
-_READ_AT_ONCE = 4096
+_SKETCHED_AT_ONCE = 4096
 _EMPTY, _SIXTEENTH = np.uint64(2**64 - 1), np.uint64(2**60)
 
 
@@ -60,13 +60,17 @@ class Bands:
         return 1 - (1 - jaccard**rows) ** (NUM_VALUES // rows)
 
     def of(self, texts: Sequence[Sequence[str]]) -> "Sketches":
-        """The sketches of records by their texts."""
+        """The sketches of one record or more by their texts; a kilobyte each is held for a few thousand at a time."""
+        parts = [self._of(texts[at : at + _SKETCHED_AT_ONCE]) for at in range(0, len(texts), _SKETCHED_AT_ONCE)]
+        return Sketches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _of(self, texts: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
         values_VN = _filled(_minima([normal(parts) for parts in texts]))
         bands_NB = np.zeros((len(texts), self.num), np.uint64)
         for band in range(self.num):
             for row in range(self.rows):
                 bands_NB[:, band] = _mixed(bands_NB[:, band] + values_VN[band * self.rows + row])
-        return Sketches(bands_NB, (values_VN.T >> np.uint64(20)).astype(np.uint8))
+        return bands_NB, (values_VN.T >> np.uint64(20)).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class Clusters:
 
 
 class Texts:
-    """The normal texts of the working copy's records, read where they lie; pages are given back as they are read.
+    """The normal texts of the working copy's records, read where they lie: the file may be larger than memory.
 
     Args:
         starts: where each line begins, shape (records + 1,).
@@ -250,15 +254,12 @@ class Texts:
     """
 
     def __init__(self, file, starts: np.ndarray, text_of_line: Callable[[bytes], bytes]):
-        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._starts, self._text_of_line, self._num_read = starts, text_of_line, 0
+        self._file, self._starts, self._text_of_line = file, starts, text_of_line
         self._recent = lru_cache(2)(self._read)
 
     def __call__(self, row: int) -> bytes:
         return self._recent(row)
 
     def _read(self, row: int) -> bytes:
-        self._num_read += 1
-        if self._num_read % _READ_AT_ONCE == 0:
-            self._map.madvise(mmap.MADV_DONTNEED)
-        return self._text_of_line(self._map[int(self._starts[row]) : int(self._starts[row + 1])])
+        start, end = int(self._starts[row]), int(self._starts[row + 1])
+        return self._text_of_line(os.pread(self._file.fileno(), end - start, start))

@@ -1,13 +1,16 @@
 """A look at a data set: figures by source, lengths, and single records as training sees them.
 
 Owns what is counted and picked; `peek_view` shows it. Without tokens the unit of length is the byte. Nothing is
-written, and all of it is a pure function of the data set, the tokens and a seed.
+written, and all of it is a pure function of the data set, the tokens and a seed. The split's file is read once, and
+memory is 12 bytes a record and the records that are shown.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,24 +18,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.core.errors import UserError
-from training.data import conversation, record
-from training.data.chat import Renderer
+from training.core.progress import Progress
+from training.data import origins, record
 from training.data.dataset import Dataset
-from training.tokenizer.template import of_tokenizer
 
 if TYPE_CHECKING:
     from training.data.tokens import TokenSplit
     from training.tokenizer.artifact import Tokenizer
 
 NO_SOURCE = "(none)"
+SHOWN_AT_AN_END = 512
+"""Of a record with more than twice as many tokens the first and the last so many are taken apart."""
 _MOST_BINS = 16
 _NEARLY_ALL = 99
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One token of an example: its id, its text, whether it is a label, and where it comes from."""
+    """One token of an example: its place, its id, its text, whether it is a label, and where it comes from."""
 
+    place: int
     id: int
     text: str
     is_trained: bool
@@ -42,15 +47,20 @@ class Piece:
 
 @dataclass(frozen=True)
 class Example:
-    """A record and, where there are tokens, what training reads of it."""
+    """A record and, where there are tokens, what training reads of it; of a long one the two ends."""
 
     place: str
     value: dict
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] = ()
+    num_tokens: int = 0
+    num_trained: int = 0
 
     @property
-    def num_trained(self) -> int:
-        return sum(piece.is_trained for piece in self.pieces)
+    def ends(self) -> tuple[tuple[Piece, ...], ...]:
+        """The pieces in one part, or in two where tokens between them are left out."""
+        if len(self.pieces) == self.num_tokens:
+            return (self.pieces,)
+        return self.pieces[:SHOWN_AT_AN_END], self.pieces[SHOWN_AT_AN_END:]
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,15 @@ class SourceFigures:
     num_trained: int | None
 
 
+@dataclass(frozen=True)
+class _Read:
+    """One pass over the file: names of sources; of each record its source's number and its bytes of text."""
+
+    names: list[str]
+    source_N: np.ndarray
+    bytes_N: np.ndarray
+
+
 class Peek:
     """One split, with its tokens where there are any.
 
@@ -74,18 +93,56 @@ class Peek:
 
     def __init__(self, data: Dataset, split: str, tokens: TokenSplit | None = None, tokenizer: Tokenizer | None = None):
         self.data, self.split, self.tokens, self.tokenizer = data, split, tokens, tokenizer
+        self._known: _Read | None = None
+
+    # ---- the pass
+
+    def _pass(self, wanted: set[int], num_longest: int = 0) -> dict[int, dict]:
+        """Read the split's file, and return the records of some lines, or those with the most text."""
+        numbers: dict[str, int] = {}
+        of_record, num_bytes = array("I"), array("Q")
+        values, heap = {}, []
+        with Progress("records", self.num_records, "record") as progress:
+            for number, value in enumerate(self.data.iter_records(self.split)):
+                size = sum(len(text.encode()) for text in record.texts(value))
+                of_record.append(numbers.setdefault(value.get("source") or NO_SOURCE, len(numbers)))
+                num_bytes.append(size)
+                if number in wanted:
+                    values[number] = value
+                if num_longest and (len(heap) < num_longest or (size, -number) > heap[0]):
+                    values[number] = value
+                    if len(heap) == num_longest:
+                        del values[-heapq.heappop(heap)[1]]
+                    heapq.heappush(heap, (size, -number))
+                progress.advance(1)
+        self._known = _Read(list(numbers), np.array(of_record), np.array(num_bytes, np.int64))
+        return values
+
+    @property
+    def _read(self) -> _Read:
+        if self._known is None:
+            self._pass(set())
+        return self._known
+
+    @property
+    def num_records(self) -> int:
+        return self.data.manifest["splits"][self.split]["records"]
 
     # ---- lengths
 
     @cached_property
     def lines(self) -> np.ndarray:
-        """The record of each length, as a line number from 0 in the split's file; shape (N,)."""
-        return np.arange(len(self._byte_lengths)) if self.tokens is None else np.asarray(self.tokens.records)
+        """The record of each length, as a line number from 0 in the split's file, ascending; shape (N,)."""
+        return np.arange(self.num_records) if self.tokens is None else np.asarray(self.tokens.records)
 
-    @cached_property
+    @property
     def lengths(self) -> np.ndarray:
         """Tokens of each record that has some, else its bytes of text; shape (N,)."""
-        return self._byte_lengths if self.tokens is None else np.diff(self.tokens.offsets.astype(np.int64))
+        return self._read.bytes_N if self.tokens is None else self._num_tokens_N
+
+    @cached_property
+    def _num_tokens_N(self) -> np.ndarray:
+        return np.diff(self.tokens.offsets.astype(np.int64))
 
     @property
     def unit(self) -> str:
@@ -98,13 +155,16 @@ class Peek:
             return None
         if self.tokens.trained is None:
             return self.lengths - int(self.tokenizer.bos_id is not None)
-        counts = np.concatenate([[0], np.cumsum(self.tokens.trained, dtype=np.int64)])
-        return np.diff(counts[self.tokens.offsets.astype(np.int64)])
+        if not len(self.lengths):
+            return self.lengths
+        return np.add.reduceat(self.tokens.trained, self.tokens.offsets[:-1].astype(np.int64), dtype=np.int64)
 
     def longest(self, count: int) -> list[tuple[str, int]]:
         """The longest records: place and length, the longest first."""
-        order = np.argsort(-self.lengths, kind="stable")[:count]
-        return [(self.place(int(self.lines[index])), int(self.lengths[index])) for index in order]
+        return [(self.place(int(self.lines[index])), int(self.lengths[index])) for index in self._longest(count)]
+
+    def _longest(self, count: int) -> np.ndarray:
+        return np.argsort(-self.lengths, kind="stable")[:count]
 
     def place(self, line: int) -> str:
         """A line's place as every message names it: `train.jsonl:1` is the first."""
@@ -112,116 +172,77 @@ class Peek:
 
     # ---- figures by source
 
-    @cached_property
-    def _read(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Names of sources, and of each record its source's number and its bytes of text; one pass over the file."""
-        numbers, of_record, num_bytes = {}, [], []
-        for value in self.data.iter_records(self.split):
-            of_record.append(numbers.setdefault(value.get("source") or NO_SOURCE, len(numbers)))
-            num_bytes.append(sum(len(text.encode()) for text in record.texts(value)))
-        return list(numbers), np.array(of_record, np.int64), np.array(num_bytes, np.int64)
-
-    @property
-    def _byte_lengths(self) -> np.ndarray:
-        return self._read[2]
-
     def sources(self) -> list[SourceFigures]:
         """Figures of each source, the one with the most text first."""
-        names, of_record, num_bytes = self._read
-        count = len(names)
-
-        def total(weights: np.ndarray | None, of: np.ndarray = of_record) -> np.ndarray:
-            return np.bincount(of, weights, count).astype(np.int64)
-
-        records, text_bytes = total(None), total(num_bytes)
+        read = self._read
+        records, text_bytes = self._totals(None), self._totals(read.bytes_N)
         if self.tokens is None:
-            rows = [
-                SourceFigures(name, int(r), int(b), None, None)
-                for name, r, b in zip(names, records, text_bytes, strict=True)
-            ]
+            tokens = trained = [None] * len(read.names)
         else:
-            of = of_record[self.lines]
-            tokens, trained = total(self.lengths, of), total(self.trained, of)
-            figures = zip(names, records, text_bytes, tokens, trained, strict=True)
-            rows = [SourceFigures(name, int(r), int(b), int(t), int(k)) for name, r, b, t, k in figures]
-        return sorted(rows, key=lambda row: (-row.text_bytes, row.name))
+            of_N = read.source_N[self.lines]
+            tokens, trained = (self._totals(weights, of_N).tolist() for weights in (self.lengths, self.trained))
+        figures = zip(read.names, records.tolist(), text_bytes.tolist(), tokens, trained, strict=True)
+        return sorted((SourceFigures(*row) for row in figures), key=lambda row: (-row.text_bytes, row.name))
+
+    def _totals(self, weights_N: np.ndarray | None, of_N: np.ndarray | None = None) -> np.ndarray:
+        read = self._read
+        return np.bincount(read.source_N if of_N is None else of_N, weights_N, len(read.names)).astype(np.int64)
 
     # ---- examples
 
     def draw(self, count: int, seed: int) -> list[int]:
         """Line numbers of records drawn without repeating, in the order of the draw."""
-        order = np.random.default_rng(seed).permutation(len(self.lines))[:count]
-        return [int(self.lines[index]) for index in order]
+        chosen = np.random.default_rng(seed).permutation(len(self.lines))[:count]
+        return [int(self.lines[index]) for index in chosen]
 
-    def examples(self, lines: Sequence[int]) -> Iterator[Example]:
-        """Yield the records of these lines, in this order. Raises UserError for a line that the split has not."""
-        wanted, values = set(lines), {}
-        for number, value in enumerate(self.data.iter_records(self.split)):
-            if number in wanted:
-                values[number] = value
+    def examples(self, lines: Sequence[int]) -> list[Example]:
+        """The records of these lines, in this order. Raises UserError for a line that the split has not."""
         for line in lines:
-            if line not in values:
-                last = self.data.manifest["splits"][self.split]["records"] - 1
+            if not 0 <= line < self.num_records:
                 raise UserError(
                     "the split has no such record", where=self.data.reference, found=self.place(line),
-                    expected=f"{self.place(0)} to {self.place(last)}",
+                    expected=f"{self.place(0)} to {self.place(self.num_records - 1)}",
+                    next_command=f"make data-peek DATASET={self.data.reference} "
+                    f'ARGS="--split {self.split} --at {self.num_records}"',
                 )  # fmt: skip
-            yield Example(self.place(line), values[line], self._pieces(line, values[line]))
+        values = self._pass(set(lines))
+        return [self._example(line, values[line]) for line in lines]
 
-    def _pieces(self, line: int, value: dict) -> tuple[Piece, ...]:
-        """The tokens of a record; none where it has none (it was too long, say)."""
-        if self.tokens is None:
-            return ()
-        found = np.flatnonzero(self.lines == line)
-        if not len(found):
-            return ()
-        start, end = (int(self.tokens.offsets[found[0] + step]) for step in (0, 1))
-        ids = self.tokens.tokens[start:end].tolist()
-        is_trained = self._labels(start, end, ids)
-        controls = set(self.tokenizer.specials.values())
-        pieces = zip(ids, is_trained, self._origins(value, ids), strict=True)
-        return tuple(self._piece(one, bool(flag), one in controls, origin) for one, flag, origin in pieces)
+    def longest_examples(self, count: int) -> list[Example]:
+        """The longest records, the longest first."""
+        if self.tokens is not None:
+            return self.examples([int(self.lines[index]) for index in self._longest(count)])
+        values = self._pass(set(), count)
+        return [self._example(int(line), values[int(line)]) for line in self._longest(count)]
 
-    def _piece(self, one: int, is_trained: bool, is_control: bool, origin: str) -> Piece:
-        return Piece(one, self.tokenizer.decode([one]), is_trained, is_control, "control" if is_control else origin)
+    def _example(self, line: int, value: dict) -> Example:
+        """A record with its tokens; without them where it has none (it was too long, say)."""
+        index = -1 if self.tokens is None else int(np.searchsorted(self.lines, line))
+        if index < 0 or index == len(self.lines) or self.lines[index] != line:
+            return Example(self.place(line), value)
+        start, end = (int(self.tokens.offsets[index + step]) for step in (0, 1))
+        ids = self.tokens.tokens[start:end]
+        is_trained = self.tokens.trained[start:end] if self.tokens.trained is not None else ids != self.tokenizer.bos_id
+        found = origins.of_tokens(
+            value, ids, self.tokenizer, self.tokens.manifest.get("labels", {}).get("template_date")
+        )
+        pieces = tuple(self._piece(place, int(ids[place]), is_trained, found) for place in _ends(len(ids)))
+        return Example(self.place(line), value, pieces, len(ids), int(is_trained.sum()))
 
-    def _origins(self, value: dict, ids: list[int]) -> list[str]:
-        """What of the record each token is of; where its contents cannot be followed, nothing is said."""
-        talk = conversation.of_record(value)
-        if talk is None:
-            return self._parts(value, ids)
-        try:
-            rendered, spans = self._renderer.contents(talk)
-        except UserError:
-            return [""] * len(ids)
-        text = self.tokenizer.with_bos(rendered)
-        if not text.startswith(self.tokenizer.decode(ids)):  # it was shortened
-            return [""] * len(ids)
-        shift = len(text) - len(rendered)
-        ends = np.cumsum(self.tokenizer.num_bytes_V[ids])
-        origins = ["template"] * len(ids)
-        for number, (message, span) in enumerate(zip(talk.messages, spans, strict=True)):
-            if span is not None:
-                first, last = (len(text[: place + shift].encode()) for place in span)
-                start, end = np.searchsorted(ends, first, "right"), np.searchsorted(ends, last, "right")
-                origins[start:end] = [f"messages[{number}] {message['role']}"] * (end - start)
-        return origins
+    def _piece(self, place: int, one: int, is_trained: np.ndarray, found: origins.Origins) -> Piece:
+        is_control = one in self._controls
+        origin = "control" if is_control else found.of(place)
+        return Piece(place, one, self.tokenizer.decode([one]), bool(is_trained[place]), is_control, origin)
 
     @cached_property
-    def _renderer(self) -> Renderer:
-        date = self.tokens.manifest.get("labels", {}).get("template_date")
-        return Renderer(of_tokenizer(self.tokenizer, date), list(self.tokenizer.specials))
+    def _controls(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.specials.values())
 
-    def _parts(self, value: dict, ids: list[int]) -> list[str]:
-        if "text" in value:
-            return ["text"] * len(ids)
-        count = len(self.tokenizer.encode_plain([value["completion"]])[0]) + 1
-        return ["prompt"] * (len(ids) - count) + ["completion"] * count
 
-    def _labels(self, start: int, end: int, ids: list[int]) -> Sequence[int]:
-        if self.tokens.trained is not None:
-            return self.tokens.trained[start:end].tolist()
-        return [int(one != self.tokenizer.bos_id) for one in ids]
+def _ends(count: int) -> itertools.chain[int]:
+    """The places of the tokens that are taken apart."""
+    head = min(count, SHOWN_AT_AN_END)
+    return itertools.chain(range(head), range(max(head, count - SHOWN_AT_AN_END), count))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from training.core import figure
 from training.core.chart import bars
 from training.core.units import format_bytes, format_count
-from training.data import peek
+from training.data import peek, record
 
 if TYPE_CHECKING:
     from training.data.peek import Example, Peek, Piece
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _GREEN, _MAGENTA, _RESET = "\x1b[32m", "\x1b[35m", "\x1b[0m"
-_MOST_SOURCES, _MOST_CHARS = 12, 3000
+_MOST_SOURCES, _MOST_CHARS, _MOST_TURNS = 12, 3000, 20
 _PERCENTILES = (50, 90, 99)
 _SHOWN_KEYS = ("id", "source", "group", "date")
 
@@ -112,29 +112,34 @@ def example_lines(example: Example, tokenizer: Tokenizer | None, *, colour: bool
     if not example.pieces:
         missing = "" if tokenizer is None else " (left out: it gives no tokens under these settings)"
         return [f"── {example.place}{missing}  {about}".rstrip(), *_texts(value)]
-    counts = f"{len(example.pieces)} tokens, {example.num_trained} trained"
-    lines = [f"── {example.place}  {counts}  {about}".rstrip(), _marked(example.pieces, tokenizer, colour=colour)]
+    counts = f"{example.num_tokens} tokens, {example.num_trained} trained"
+    between = f" [... {example.num_tokens - len(example.pieces)} tokens ...] "
+    marked = between.join(_marked(part, tokenizer, colour=colour) for part in example.ends)
+    lines = [f"── {example.place}  {counts}  {about}".rstrip(), marked]
     return lines + (list(_id_lines(example.pieces)) if with_ids else [])
 
 
 def _texts(value: dict) -> Iterator[str]:
-    if "messages" in value:
-        for message in value["messages"]:
-            yield f"{message['role']}: {_shortened(printable(message['content']))}"
-    else:
-        for key in ("text", "prompt", "completion"):
-            if key in value:
-                yield f"{key}: {_shortened(printable(value[key]))}"
+    """A line a turn, or a text; what a turn thinks and the tools that it calls stand behind what it says."""
+    turns = []
+    for key in ("text", "messages", "prompt", "completion"):
+        part = value.get(key, [])
+        turns += [{"role": key, "content": part}] if isinstance(part, str) else part
+    left_out = len(turns) - 2 * _MOST_TURNS
+    for number, turn in enumerate(turns):
+        if not _MOST_TURNS <= number < len(turns) - _MOST_TURNS:
+            said = " ".join(record.texts({"messages": [turn]}))
+            yield f"{turn['role']}: {_shortened(printable(said))}"
+        elif number == _MOST_TURNS:
+            yield f"[... {left_out} turns ...]"
 
 
 def _marked(pieces: Sequence[Piece], tokenizer: Tokenizer, *, colour: bool) -> str:
     """The text of a record as it is trained; runs are decoded together, since a token may be part of a character."""
-    parts, left = [], _MOST_CHARS
+    parts = []
     for (trained, control), run in itertools.groupby(pieces, key=lambda one: (one.is_trained, one.is_control)):
-        run = list(run)
         text = printable(tokenizer.decode([piece.id for piece in run]))
-        parts.append(_coloured(_shortened(text, max(left, 80)), trained, control, colour=colour))
-        left -= len(text)
+        parts.append(_coloured(_shortened(text), trained, control, colour=colour))
     joined = "".join(parts)
     return joined if colour else joined.replace(TRAINED_CLOSE + TRAINED_OPEN, "")
 
@@ -156,6 +161,6 @@ def _shortened(text: str, most: int = _MOST_CHARS) -> str:
 def _id_lines(pieces: Sequence[Piece]) -> Iterator[str]:
     """A line a token: its place, id, text, whether it is a label, and where it comes from."""
     yield f"{'place':>6} {'id':>7} label {'from':<22} text"
-    for place, piece in enumerate(pieces):
+    for piece in pieces:
         label = "*" if piece.is_trained else ""
-        yield f"{place:>6} {piece.id:>7} {label:>5} {piece.origin:<22} {printable(piece.text)!r}"
+        yield f"{piece.place:>6} {piece.id:>7} {label:>5} {piece.origin:<22} {printable(piece.text)!r}"

@@ -31,7 +31,7 @@ from training.data.source import Source
 from training.data.split import Assignment
 
 _logger = logging.getLogger(__name__)
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
@@ -55,6 +55,8 @@ class Preparation:
     Args:
         decontaminate: evaluation files; records that share a run of words with them are dropped.
         workers: processes beside this one; by the input's size and the machine where it is None. Changes no byte.
+
+    `peak_memory_bytes` is what `run` took: this process's growth, and all of its workers.
     """
 
     def __init__(
@@ -104,11 +106,14 @@ class Preparation:
 
     def run(self) -> tuple[Path, bool]:
         """Write the dataset, or find it unchanged. Return its folder, and whether it was found."""
+        growth = process.Growth()
         with store.exclusive(self._parent() / "dataset", KIND):
             if found := self._unchanged():
                 return found, True
             with files.scratch_folder(self._parent()) as work:
-                return self._write(work), False
+                folder = self._write(work)
+        self.peak_memory_bytes += growth.peak_bytes()
+        return folder, False
 
     def _write(self, work: Path) -> Path:
         read = self._read(work)
@@ -133,7 +138,7 @@ class Preparation:
                 _logger.warning("%d groups lie in more than one split, as their records ask", assignment.num_straddling)
             files.write_json(folder / STATS, stats)
             files.write_manifest(folder, KIND, self._manifest(stats, key))
-        self.peak_memory_bytes = read.peak_memory_bytes + process.peak_rss_bytes()
+        self.peak_memory_bytes = read.peak_memory_bytes
         return self._parent() / files.short(key)
 
     def _read(self, work: Path) -> Read:

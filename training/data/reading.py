@@ -46,7 +46,7 @@ class Need:
 
     @property
     def memory_bytes(self) -> int:
-        """Of this process and its workers together."""
+        """Of the workers, and of what this process grows by."""
         return (1 + self.workers) * _PROCESS_BYTES + self.num_records * _MEMORY_BYTES_A_RECORD
 
     @property

@@ -1,24 +1,30 @@
-"""One record: its three forms and the one spelling in which it is kept.
+"""One record: its forms and the one spelling in which it is kept.
 
-Owns what a record is made of; what makes one bad is `rules`'. Knows no file. Forms: `{"text"}`, `{"messages"}` (with
-optional `tools`), `{"prompt", "completion"}`, each with optional `id`, `source`, `group`, `date`, `split`, `metadata`.
+Owns what a record is made of; what makes one bad is `rules`'. Knows no file. Forms: `{"text"}`, `{"messages"}`, and
+`{"prompt", "completion"}` as two texts or as messages, each with optional `id`, `source`, `group`, `date`, `split`,
+`metadata`, and `tools` beside messages.
 """
 
 import hashlib
 import json
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 FORMS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
     "messages": ("messages",),
     "prompt-completion": ("prompt", "completion"),
+    "prompt-messages": ("prompt", "completion"),
 }
+OF_MESSAGES = ("messages", "prompt-messages")
+"""Forms whose records are conversations: a prompt of messages is one with its completion, messages or a text."""
 EXPLICIT_SPLITS = ("train", "validation", "test")
 DIGEST_BYTES = 16
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_FORM_KEYS = {key for keys in FORMS.values() for key in keys}
+_PARTS = tuple(dict.fromkeys(key for keys in FORMS.values() for key in keys))
+_FORM_KEYS = set(_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +56,34 @@ def shown(value: object) -> str:
 def form_of(value: object) -> str | None:
     """Recognise a record's form by its keys; None where there is none, or more than one."""
     keys = set(value) & _FORM_KEYS if isinstance(value, dict) else set()
+    if "prompt" in keys and isinstance(value["prompt"], list):
+        keys -= set(FORMS["prompt-messages"])
+        return None if keys or "completion" not in value else "prompt-messages"
     return next((form for form, wanted in FORMS.items() if keys == set(wanted)), None)
 
 
-def texts(value: dict) -> list[str]:
-    """The texts of a valid record, in order; a turn that only calls tools has none."""
-    if "text" in value:
-        return [value["text"]]
-    if "messages" in value:
-        return [message["content"] for message in value["messages"] if message.get("content")]
-    return [value["prompt"], value["completion"]]
+def texts(value: dict, *, without_role: str | None = None) -> list[str]:
+    """The texts of a valid record, in order: of a turn what it says, what it thinks, and the tools that it calls."""
+    found = []
+    for part in (value[key] for key in _PARTS if key in value):
+        turns = [{"content": part}] if isinstance(part, str) else part
+        found += [text for turn in turns if turn.get("role", "") != without_role for text in _said(turn)]
+    return found
 
 
 def own_texts(value: dict) -> list[str]:
     """The texts that are a record's own: without the system's turn, which whole data sets have in common."""
-    if "messages" in value:
-        value = {"messages": [message for message in value["messages"] if message["role"] != "system"]}
-    return texts(value)
+    return texts(value, without_role="system")
+
+
+def _said(turn: dict) -> Iterator[str]:
+    for key in ("reasoning_content", "thinking", "content"):
+        if turn.get(key):
+            yield turn[key]
+    for call in turn.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        yield call["function"]["name"]
+        yield arguments if isinstance(arguments, str) else canonical(arguments).decode()
 
 
 def field(value: dict, name: str) -> str | None:

@@ -24,7 +24,7 @@ RULES = {
     "nested_too_deep": "lists and objects within each other, more than 64 deep",
     "too_long": "a longer line than --max-record",
     "no_object": "the line holds something that is no object",
-    "no_form": "the record has none of the three forms",
+    "no_form": "the record has none of the forms",
     "missing_key": "a key of the source's form is missing",
     "other_form": "a key of another form than the source's",
     "unknown_key": "a key that no record has; what is one's own belongs under metadata",
@@ -87,7 +87,8 @@ def reasons(value: object, form: str | None) -> list[Reason]:
 
 
 def _no_form(value: dict) -> Reason:
-    forms = " or ".join("{" + ", ".join(f'"{key}"' for key in keys) + "}" for keys in record.FORMS.values())
+    shapes = dict.fromkeys(record.FORMS.values())
+    forms = " or ".join("{" + ", ".join(f'"{key}"' for key in keys) + "}" for keys in shapes)
     keys = ", ".join(map(shown, value)) or "none"
     return Reason("no_form", f"the record has none of the forms {forms}: its keys are {keys}")
 
@@ -99,10 +100,10 @@ def _record_reasons(value: dict, form: str) -> Iterator[Reason]:
             yield Reason("missing_key", f"key {key!r} is missing {here}")
     for key, field in value.items():
         if key in record.FORMS[form]:
-            yield from _conversation(field) if key == "messages" else _text(key, field)
-        elif key in _OPTIONAL and (key != "tools" or form == "messages"):
+            yield from _part(key, value, form)
+        elif key in _OPTIONAL and (key != "tools" or form in record.OF_MESSAGES):
             yield from _OPTIONAL[key](key, field)
-        elif key in _FORM_KEYS:
+        elif key in _FORM_KEYS or key == "tools":
             yield Reason("other_form", f"key {shown(key)} is of another form {here}")
         else:
             known = ", ".join(name for name in _OPTIONAL if name != "tools")
@@ -162,25 +163,51 @@ _OPTIONAL: dict[str, Callable[[str, object], Iterator[Reason]]] = {
 # ---- conversations
 
 
-def _conversation(value: object) -> Iterator[Reason]:
+def _part(key: str, value: dict, form: str) -> Iterator[Reason]:
+    """One of the form's own fields; a completion is held to what its prompt's messages leave to say."""
+    if form == "prompt-completion" and key == "completion" and isinstance(value[key], list):
+        yield Reason("wrong_type", f"{key!r} is a list, and 'prompt' is not: messages go with a prompt of messages")
+    elif form not in record.OF_MESSAGES:
+        yield from _text(key, value[key])
+    elif key != "completion":
+        yield from _turns(key, value[key], [])
+    else:
+        before = value.get("prompt") if isinstance(value.get("prompt"), list) else []
+        if isinstance(value[key], str):
+            yield from _text(key, value[key])
+            if before:
+                yield from _order(key, _last(before), {"role": "assistant"}, is_first=False)
+        else:
+            yield from _turns(key, value[key], before)
+
+
+def _turns(key: str, value: object, before: list) -> Iterator[Reason]:
+    """Messages, and how they follow those before them; what a completion says first is the assistant's."""
     if not isinstance(value, list):
-        yield Reason("wrong_type", f"'messages' is {_kind(value)}, not a list")
+        yield Reason("wrong_type", f"{key!r} is {_kind(value)}, not a list of messages")
         return
     if not value:
-        yield Reason("empty", "'messages' is empty")
-    if len(value) > MAX_TURNS:
-        yield Reason("too_many_turns", f"'messages' has {len(value)} turns")
+        yield Reason("empty", f"{key!r} is empty")
+    if (count := len(before) + len(value)) > MAX_TURNS:
+        yield Reason("too_many_turns", f"{key!r} ends with turn {count}")
         return
-    before: dict = {}
+    last, is_first = _last(before), not before
     for index, message in enumerate(value):
-        where = f"messages[{index}]"
+        where = f"{key}[{index}]"
         if not isinstance(message, dict):
             yield Reason("wrong_type", f"{where} is {_kind(message)}, not an object")
             message = {}
         else:
             yield from _message(where, message)
-            yield from _order(where, before, message, is_first=index == 0)
-        before = message
+            if key == "completion" and index == 0 and message.get("role") != "assistant":
+                yield Reason("wrong_order", f"{where}: a completion begins with the assistant")
+            else:
+                yield from _order(where, last, message, is_first=is_first)
+        last, is_first = message, False
+
+
+def _last(messages: list) -> dict:
+    return messages[-1] if messages and isinstance(messages[-1], dict) else {}
 
 
 def _message(where: str, message: dict) -> Iterator[Reason]:

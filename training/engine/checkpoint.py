@@ -3,9 +3,10 @@
 `step_000200/` holds the weights and their settings (`model.safetensors` with `config.json`, or those of an adapter),
 the tokenizer's files, `recipe.json` and `manifest.json`; `state/` holds `optimizer.safetensors`,
 `generators.safetensors`, `state.json` and a manifest of its own. The folder is written beside its place and renamed
-once. Nothing is pickled.
+once. Nothing is pickled. What is written is a snapshot, so that training may go on meanwhile (`saver`).
 """
 
+import copy
 import dataclasses
 import logging
 import shutil
@@ -15,81 +16,92 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.core import files, version
+from training.engine import generators
 from training.engine.optimizer import load_state_tensors, state_tensors
-from training.engine.schedule import Plan
-from training.engine.stop import BestSoFar
+from training.engine.state import TrainState
 from training.objectives.trainee import Trainee
-from training.runs.folder import RunFolder
+from training.runs.folder import STATE_KIND, RunFolder
 from training.tokenizer.artifact import Tokenizer
 
-STATE_KIND = "checkpoint-state"
+Tensors = dict[str, torch.Tensor]
+_OTHER_FILES_BYTES = 1 << 20
 _logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
-class TrainState:
-    """What a run is in the middle of. All of it lies in `state.json`."""
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Everything that a checkpoint holds of a moment."""
 
-    plan: Plan
-    planned_by: str
-    step: int = 0
-    epoch: int = 0
-    row: int = 0
-    trained_tokens: int = 0
-    trained_seconds: float = 0.0
-    skipped_steps: int = 0
-    replanned: bool = False
-    stop_reason: str | None = None
-    best: BestSoFar = dataclasses.field(default_factory=BestSoFar)
+    state: TrainState
+    weights: Tensors
+    optimizer: Tensors
+    generators: Tensors
+    settings: dict
 
     @classmethod
-    def from_json(cls, values: dict) -> "TrainState":
-        values = values | {"plan": Plan(**values["plan"]), "best": BestSoFar(**values["best"])}
-        return cls(**values)
+    def of(cls, trainee: Trainee, optimizer: torch.optim.Optimizer, state: TrainState) -> "Snapshot":
+        """The moment itself: its tensors are those that are being trained."""
+        weights, states = trainee.weights(), state_tensors(trainee.model, optimizer)
+        return cls(state, weights, states, generators.states(), trainee.settings())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for part in (self.weights, self.optimizer) for tensor in part.values())
+
+    def copied(self) -> "Snapshot":
+        """A copy in host memory, which training does not change any more."""
+        parts = {"weights": self.weights, "optimizer": self.optimizer}
+        copies = {name: {key: _copy(one) for key, one in part.items()} for name, part in parts.items()}
+        return dataclasses.replace(self, state=copy.deepcopy(self.state), **copies)
 
 
-def save(
-    run: RunFolder, trainee: Trainee, optimizer: torch.optim.Optimizer, state: TrainState, origin: dict,
-    tokenizer: Tokenizer, recipe_values: dict,
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.to("cpu")
+
+
+def require_space(run: RunFolder, snapshot: Snapshot, tokenizer: Tokenizer) -> None:
+    """Raise MachineError where the disk has no room for this checkpoint beside those that are there."""
+    others = sum(path.stat().st_size for path in tokenizer.folder.iterdir() if path.is_file())
+    needed = snapshot.num_bytes + others + _OTHER_FILES_BYTES
+    files.require_space(run.step_folder(snapshot.state.step), needed, f"the checkpoint of step {snapshot.state.step}")
+
+
+def write(
+    run: RunFolder, snapshot: Snapshot, weights_file: str, settings_file: str, origin: dict, tokenizer: Tokenizer,
+    recipe_values: dict,
 ) -> Path:  # fmt: skip
-    """Write the checkpoint of this step, let `latest` name it, and return its folder.
+    """Write the checkpoint of a moment, let `latest` name it, and return its folder.
 
     Args:
         origin: the manifest's own keys: method, base, recipe_sha256, dataset, tokenizer.
     """
-    folder = run.step_folder(state.step)
-    weights = trainee.weights()
-    needed = sum(tensor.nbytes for tensor in weights.values()) * 3 + (1 << 20)
-    files.require_space(folder, needed, f"the checkpoint of step {state.step}")
+    step = snapshot.state.step
+    folder = run.step_folder(step)
     with files.atomic_folder(folder) as partial:
-        files.write_json(partial / trainee.settings_file, trainee.settings())
-        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-        save_file(tensors, partial / trainee.weights_file, {"format": "pt"})
+        files.write_json(partial / settings_file, snapshot.settings)
+        _save(snapshot.weights, partial / weights_file, {"format": "pt"})
         tokenizer.copy_to(partial)
         files.write_json(partial / "recipe.json", recipe_values)
         names = [path.name for path in partial.iterdir()]
-        weights_sha256 = files.sha256_file(partial / trainee.weights_file)
-        body = {"run": run.id, "step": state.step, **origin, "weights_sha256": weights_sha256, "tool": version.tool()}
-        _save_state(partial / "state", trainee.model, optimizer, state)
+        weights_sha256 = files.sha256_file(partial / weights_file)
+        body = {"run": run.id, "step": step, **origin, "weights_sha256": weights_sha256, "tool": version.tool()}
+        _write_state(partial / "state", snapshot)
         files.write_manifest(partial, "checkpoint", body, names)
-    run.point("latest", state.step)
+    run.point("latest", step)
     return folder
 
 
-def _save_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+def _write_state(folder: Path, snapshot: Snapshot) -> None:
     folder.mkdir()
-    save_file(state_tensors(model, optimizer), folder / "optimizer.safetensors")
-    save_file(_generators(), folder / "generators.safetensors")
-    files.write_json(folder / "state.json", dataclasses.asdict(state))
-    files.write_manifest(folder, STATE_KIND, {"step": state.step})
+    _save(snapshot.optimizer, folder / "optimizer.safetensors")
+    _save(snapshot.generators, folder / "generators.safetensors")
+    files.write_json(folder / "state.json", dataclasses.asdict(snapshot.state))
+    files.write_manifest(folder, STATE_KIND, {"step": snapshot.state.step})
 
 
-def _generators() -> dict[str, torch.Tensor]:
-    """The states of torch's generators. Python's and NumPy's draw nothing in training: every order is seeded afresh."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"cuda{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
-    return states
+def _save(tensors: Tensors, path: Path, metadata: dict | None = None) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
 def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer) -> TrainState:
@@ -98,10 +110,7 @@ def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer) -> Tr
     state_folder = folder / "state"
     load_state_tensors(trainee.model, optimizer, load_file(state_folder / "optimizer.safetensors"))
     state = TrainState.from_json(files.read_json(state_folder / "state.json"))
-    generators = load_file(state_folder / "generators.safetensors")
-    torch.set_rng_state(generators["cpu"])
-    if torch.cuda.is_available() and "cuda0" in generators:
-        torch.cuda.set_rng_state_all([generators[f"cuda{i}"] for i in range(len(generators) - 1)])
+    generators.restore(load_file(state_folder / "generators.safetensors"))
     return state
 
 
@@ -111,7 +120,11 @@ def prune(run: RunFolder, keep: int, *, keep_initial: bool, best_step: int | Non
     kept = set(steps[-keep:]) | {best_step} | ({0} if keep_initial else set())
     for step in steps:
         if step not in kept:
-            folder = run.step_folder(step)
-            (folder / files.MANIFEST).unlink()
-            shutil.rmtree(folder)
-            _logger.debug("removed %s", folder)
+            remove(run.step_folder(step))
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint's folder; its manifest goes first, so that a crash leaves none that looks complete."""
+    (folder / files.MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+    _logger.debug("removed %s", folder)

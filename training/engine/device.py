@@ -41,7 +41,16 @@ def resolve(weights: str) -> Device:
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         reason = f"CUDA found: {name}; weights {weights} by the recipe"
-        half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if weights == "bf16" and not has_bf16:
+            raise MachineError(
+                "this GPU has no bfloat16", where="memory.weights", found=f"bf16 on {name}",
+                expected="fp16 for a frozen base under adapters, else fp32",
+                next_command="the same command with memory.weights=fp16 (method lora) or memory.weights=fp32 in ARGS",
+            )  # fmt: skip
+        if weights == "nf4":
+            reason += f", its products in {'bfloat16' if has_bf16 else 'float16, since the GPU has no bfloat16'}"
+        half = torch.bfloat16 if has_bf16 else torch.float16
         return Device(torch.device("cuda"), _DTYPES.get(weights, half), reason, name)
     if weights not in ("fp32", "nf4"):
         raise MachineError(

@@ -1,7 +1,10 @@
 """What a recipe's names stand for on this machine: the data set, the tokenizer, and the shards that the two make."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core import files
 from training.core.errors import IntegrityError
@@ -9,9 +12,11 @@ from training.data import dataset as datasets
 from training.data import tokens
 from training.engine import trainable
 from training.objectives import registry
-from training.objectives.contract import Objective
 from training.recipe.model import Recipe
 from training.tokenizer import artifact
+
+if TYPE_CHECKING:
+    from training.objectives.contract import Objective
 
 
 @dataclasses.dataclass(frozen=True)

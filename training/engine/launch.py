@@ -1,6 +1,7 @@
 """Starting a run and going on with one: what a run is keyed by, which one is meant, and whose turn it is.
 
-While it trains a run holds the machine's lock; who comes second waits and is told for whom.
+All that a person has got wrong is told before the run waits for its turn, without torch, which the engine's own process
+(`supervisor`, `child`) imports.
 """
 
 import contextlib
@@ -8,16 +9,16 @@ import logging
 
 from training import __version__
 from training.calculator import fit
-from training.core import files, locks
-from training.core.errors import IntegrityError, UserError
+from training.core import files, locks, paths, queue
+from training.core.errors import IntegrityError
 from training.data import longest
-from training.engine import checkpoint, device, trainable
+from training.engine import environment, supervisor, trainable
 from training.engine.inputs import Inputs, resolve_inputs
-from training.engine.trainer import Trainer
+from training.engine.pulse import Pulse
 from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
-from training.runs.folder import RunFolder, all_runs
+from training.runs.folder import STATE_KIND, RunFolder, all_runs
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def find_same(key: str) -> RunFolder | None:
     same = [run for run in all_runs() if _key_of(run) == key]
     for wanted in (("completed",), ("paused", "lost", "failed")):
         for run in same:
-            if run.status() in wanted and run.latest(checkpoint.STATE_KIND):
+            if run.status() in wanted and run.latest(STATE_KIND):
                 return run
     return None
 
@@ -55,22 +56,39 @@ def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, 
     trainable.require(resolved)
     resolved = registry.of(resolved.recipe.method).settled(resolved)
     recipe = resolved.recipe
-    where = device.resolve(recipe.memory.weights)
-    expected = fit.require(resolved, longest.of_recipe(recipe)).estimate.peak
+    fitting = fit.require(resolved, longest.of_recipe(recipe))
     inputs = resolve_inputs(recipe)
     key = run_key(resolved, inputs)
-    with machine(f"training {recipe.name}"):
-        if reuse and (run := find_same(key)):
-            was_completed = run.status() == "completed"
-            return run, _go_on(run), was_completed
-        record = {
-            "name": recipe.name, "method": recipe.method, "key": key, "recipe_sha256": resolved.sha256,
-            "parent": None, **inputs.origin(), "estimate_bytes": where.counted(expected),
-        }  # fmt: skip
-        run = RunFolder.create(recipe.name, record)
-        kept.write(resolved, run.path / "recipe.yaml")
-        _logger.info("run %s", run.id)
-        return run, Trainer(run, resolved, inputs).run(), False
+    if reuse:
+        with _one_of(key, recipe.name):
+            same = find_same(key)
+            return (same, *_reused(same)) if same else (*_new(resolved, key, inputs, fitting), False)
+    return *_new(resolved, key, inputs, fitting), False
+
+
+def _one_of(key: str, name: str) -> contextlib.AbstractContextManager[int]:
+    """Let one command at a time look for a run of a key and train it; the next one then finds it done."""
+    lock = paths.roots().cache / "locks" / f"run-{files.short(key)}.lock"
+    return locks.hold(lock, f"training {name}", resource="a run of the very same recipe")
+
+
+def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tuple[RunFolder, dict]:
+    """Make a run and train it."""
+    recipe, peak = resolved.recipe, fitting.estimate.peak
+    run = RunFolder.create(recipe.name, {
+        "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
+        "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
+        "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
+    })  # fmt: skip
+    kept.write(resolved, run.path / "recipe.yaml")
+    _logger.info("run %s", run.id)
+    return run, _in_turn(run)
+
+
+def _reused(run: RunFolder) -> tuple[dict, bool]:
+    """The summary of a run of the same key, and whether it was completed before."""
+    was_completed = run.status() == "completed"
+    return resume(run), was_completed
 
 
 def resume(run: RunFolder) -> dict:
@@ -78,21 +96,41 @@ def resume(run: RunFolder) -> dict:
 
     A run that is completed is left as it is. Raises UserError where it is still running.
     """
-    if run.status() in ("running", "waiting"):
-        raise UserError(
-            "the run is still running", where=run.path, found=f"process {run.record()['process']['pid']}",
-            expected="a run that is paused, failed or lost", next_command="make runs",
-        )  # fmt: skip
-    with machine(f"training {run.record()['name']}"):
-        return _go_on(run)
-
-
-def _go_on(run: RunFolder) -> dict:
-    """Train a run to its end, with the machine held; what it is in is looked at only now."""
     if run.status() == "completed":
         return files.read_json(run.path / "summary.json")
+    _kept_recipe(run)
+    return _in_turn(run)
+
+
+def _in_turn(run: RunFolder) -> dict:
+    """Wait for the machine and train the run to its end in a process of its own. The status on disk is true whatever
+    happens, a SIGKILL apart."""
+    with run.work() as work:
+        run.update(status="waiting", error=None)
+        environment.write(run.path)
+        try:
+            with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
+                return supervisor.train(run, (work, machine))
+        except KeyboardInterrupt:
+            _leave(run, status="paused")
+            raise
+        except Exception as error:
+            _leave(run, status="failed", error=str(error))
+            raise
+
+
+def _leave(run: RunFolder, **changes: str) -> None:
+    """Say how a run stopped, unless the engine has said it."""
+    if run.record()["status"] in ("running", "waiting"):
+        run.update(**changes)
+
+
+def train(run: RunFolder, pulse: Pulse) -> dict:
+    """The engine's part: train the run to its end in this process; returns its summary."""
+    from training.engine.trainer import Trainer
+
     resolved = _kept_recipe(run)
-    return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record())).run()
+    return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record()), pulse).run()
 
 
 def _kept_recipe(run: RunFolder) -> Resolved:
@@ -106,8 +144,3 @@ def _kept_recipe(run: RunFolder) -> Resolved:
             next_command=f"make train CONFIG={path} starts a new run with it",
         )  # fmt: skip
     return resolved
-
-
-def machine(what: str) -> contextlib.AbstractContextManager[None]:
-    """Hold the machine, waiting for whoever has it and saying who that is."""
-    return locks.hold(locks.machine_lock(), what, resource="the machine")

@@ -13,14 +13,17 @@ import torch
 
 from training.calculator.probe import MakeOptimizer, Phase
 from training.calculator.shapes import config_of
-from training.engine import loop, optimizer
-from training.engine.checkpoint import TrainState
+from training.engine import budget, loop, optimizer
+from training.engine.hooks import Hooks
+from training.engine.ladder import Rung
+from training.engine.order import window_rows
+from training.engine.state import TrainState
 from training.objectives import registry
 from training.objectives.contract import measure
 from training.recipe.model import Recipe
 
 
-class TrainerProbe(loop.Hooks):
+class TrainerProbe(Hooks):
     """A recipe's step as the trainer runs it. Implements `training.calculator.probe.StepProbe`."""
 
     def __init__(
@@ -28,20 +31,21 @@ class TrainerProbe(loop.Hooks):
     ):
         self.recipe = recipe
         method = registry.of(recipe.method)
-        self.model = method.imagine(recipe, device, dtype).model.train()
+        self.trainee = method.imagine(recipe, device, dtype)
+        self.model = self.trainee.model.train()
         make = make_optimizer or optimizer.build
         self.optimizer = make(self.model, recipe.optimizer)
         vocab_size = config_of(recipe.model)["vocab_size"]
         self.rows = method.rows(recipe, _Split(recipe, vocab_size), _Tokenizer(vocab_size))
         self._loop = loop.Loop(recipe, self.model, self.optimizer, self.rows, None, self)
-        plan, planned_by = loop.first_plan(recipe, self.rows.num_rows)
-        self._state = TrainState(plan, planned_by)
+        plan, planned_by = budget.first_plan(recipe, self.rows.num_rows)
+        self.state = TrainState(plan, planned_by, Rung.of(recipe))
         self._phase: Phase = contextlib.nullcontext
 
     def step(self, phase: Phase) -> None:
         """Run one optimizer step."""
         self._phase = phase
-        self._loop.step(self._state)
+        self._loop.step(self.state)
 
     def evaluate(self, phase: Phase) -> None:
         """Measure one micro-batch without gradients."""
@@ -59,7 +63,7 @@ class _Split:
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int):
-        num_rows, seq_len = loop.window_rows(recipe), recipe.data.seq_len
+        num_rows, seq_len = window_rows(recipe), recipe.data.seq_len
         if recipe.method == "pretrain":
             each, self.num_tokens, self.trained = max(1, seq_len // 2), num_rows * seq_len + 1, None
             self.offsets = np.append(np.arange(0, self.num_tokens, each), self.num_tokens)

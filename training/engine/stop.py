@@ -23,20 +23,11 @@ class BestSoFar:
 
 
 def reason(
-    *,
-    step: int,
-    planned_steps: int,
-    planned_by: str,
-    trained_seconds: float,
-    max_hours: float | None,
-    best: BestSoFar,
-    patience: int | None,
+    *, step: int, planned_steps: int, planned_by: str, time_is_over: bool, best: BestSoFar, patience: int | None
 ) -> str | None:
     """Why the run ends after this step (`steps`, `epochs`, `hours`, `patience`), or None while it goes on."""
     if patience is not None and best.validations_without_gain >= patience:
         return "patience"
     if step >= planned_steps:
         return planned_by
-    if max_hours is not None and trained_seconds >= max_hours * 3600:
-        return "hours"
-    return None
+    return "hours" if time_is_over else None

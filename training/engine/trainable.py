@@ -1,20 +1,18 @@
 """What this trainer can train, told before anything heavy is loaded. It imports no torch."""
 
-from training.core.errors import Problems, TrainyardError, UserError
+from training.calculator import devices
+from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
 from training.objectives import registry
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
 from training.recipe.rules import training_problems
 
-OPTIMIZERS = ("adamw",)
-
 
 def problems(resolved: Resolved) -> list[TrainyardError]:
     """Everything that stands between a valid recipe and a run of it here."""
     recipe = resolved.recipe
     limits = (
-        ("optimizer.name", recipe.optimizer.name, OPTIMIZERS),
         ("memory.profile", recipe.memory.profile, ("trainyard",)),
         ("memory.double_quant", recipe.memory.double_quant, (True,)),
         ("memory.kbit_upcast", recipe.memory.kbit_upcast, ("auto", False)),
@@ -29,7 +27,40 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         for key, value, known in limits
         if value not in known
     ]  # fmt: skip
-    return found + training_problems(resolved) + registry.of(recipe.method).problems(resolved)
+    return (
+        found
+        + _paged(resolved)
+        + _float16(resolved)
+        + training_problems(resolved)
+        + registry.of(recipe.method).problems(resolved)
+    )
+
+
+def _paged(resolved: Resolved) -> list[TrainyardError]:
+    if resolved.recipe.optimizer.name != "paged_adamw8bit" or devices.gpus():
+        return []
+    return [
+        MachineError(
+            "paged optimizer states are moved by a CUDA GPU's driver, and there is none here",
+            where=resolved.origins.get("optimizer.name"), found="optimizer.name: paged_adamw8bit",
+            expected="adamw or adamw8bit", next_command="the same command with optimizer.name=adamw8bit in ARGS",
+        )
+    ]  # fmt: skip
+
+
+def _float16(resolved: Resolved) -> list[TrainyardError]:
+    """What is trained is not held in float16, whose updates vanish; a frozen base may be, with a loss scale."""
+    recipe = resolved.recipe
+    held = ("memory.weights", recipe.memory.weights) if recipe.lora is None else None
+    held = held or ("memory.adapter_dtype", recipe.memory.adapter_dtype)
+    if held[1] != "fp16":
+        return []
+    return [
+        UserError(
+            "trained weights cannot be held in float16: small updates vanish in it",
+            where=resolved.origins.get(held[0]), found=f"{held[0]}: fp16", expected="bf16 or fp32",
+        )
+    ]  # fmt: skip
 
 
 def require(resolved: Resolved) -> None:

@@ -1,25 +1,38 @@
 """One process's part of a run: it builds everything, trains, records, and leaves a true status behind.
 
-The first SIGINT or SIGTERM saves and stops after the step; a second one stops at once.
+How it is asked to stop is `requests`' matter, how checkpoints reach the disk is `saver`'s.
 """
 
 import contextlib
 import logging
 import math
 import shutil
-import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from training.core import files, process
-from training.core.errors import IntegrityError, Terminated
+from training.core.errors import IntegrityError, RunError, Terminated
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
-from training.engine import checkpoint, device, environment, loop, optimizer
+from training.engine import (
+    budget,
+    checkpoint,
+    device,
+    environment,
+    loop,
+    loss_scale,
+    memory_cap,
+    optimizer,
+    selftest,
+)
+from training.engine.hooks import Hooks, StepResult
 from training.engine.inputs import Inputs, rows_of
+from training.engine.ladder import Rung
+from training.engine.pulse import STAGES, Pulse
+from training.engine.requests import CANCEL, PAUSE, Requests
+from training.engine.saver import Saver
+from training.engine.state import TrainState
 from training.objectives import registry
 from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
@@ -29,30 +42,39 @@ from training.runs.folder import RunFolder, step_name
 _logger = logging.getLogger(__name__)
 
 
-class Trainer(loop.Hooks):
+class Trainer(Hooks):
     """One process's part of a run: builds everything, trains, records, and leaves a true status behind."""
 
-    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs):
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse):
+        self.pulse, self._step, self._has_stepped = pulse, 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
-        self._stop_signal: str | None = None
+        self._requests = Requests(run.path)
+        self._saver = Saver(self._write, self.recipe.checkpoint.background)
         self._stepped_tokens, self._stepped_seconds = 0, 0.0
 
     def run(self) -> dict:
         """Train to an end or a stop. The status on disk is true whatever happens, a SIGKILL apart."""
-        self.folder.update(status="running", process=process.identity(), error=None)
+        self.folder.update(status="running", error=None)
+        self._requests.clear()
         self.events = EventLog(self.folder.path)
         try:
-            with self._signals_stop_softly():
+            with self._requests.listening():
                 return self._train()
         except KeyboardInterrupt:
-            self.folder.update(status="paused")
+            self.folder.update(status="cancelled" if self._requests.pending() == CANCEL else "paused")
             raise
         except BaseException as error:
+            self._name_the_way_out(error)
             self.folder.update(status="failed", error=str(error))
             raise
         finally:
-            self.folder.update(process=None)
+            self._requests.clear()
             self.events.close()
+
+    def _name_the_way_out(self, error: BaseException) -> None:
+        if isinstance(error, RunError) and error.next_command is None:
+            rate = f"{self.recipe.optimizer.lr / 2:g}"
+            error.next_command = f"make train CONFIG={self.folder.path / 'recipe.yaml'} ARGS=optimizer.lr={rate}"
 
     def _train(self) -> dict:
         self._forget_incomplete_steps()
@@ -61,22 +83,39 @@ class Trainer(loop.Hooks):
             device.use_expandable_segments()
         self.device = device.resolve(self.recipe.memory.weights)
         threads = device.use_cores()
-        environment.write(self.folder.path, {"device": self.device.reason, "threads": threads})
+        environment.add(self.folder.path, self.device.reason, threads)
+        memory_cap.of_device(self.recipe.memory.cap, self.device, self.folder.record().get("estimate_bytes"))
+        if self.device.torch_device.type != "cpu":
+            self.events.write("selftest", 0, **selftest.require(self.device))
         rows = rows_of(self.inputs, "train", self.recipe)
         self.trainee = registry.of(self.recipe.method).build(
             self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
         )
+        memory_cap.of_process(self.recipe.memory.cap, self.device)
         self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
         training = loop.Loop(self.recipe, self.trainee.model, self.optimizer, rows, self._validation_rows(), self)
-        with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
-            reason = training.run(state)
-        if reason == "interrupted":
-            kind = KeyboardInterrupt if self._stop_signal == "SIGINT" else Terminated
-            raise kind(f"saved at step {state.step}; next: make resume RUN={self.folder.id}")
+        try:
+            with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
+                reason = training.run(state)
+            self._saver.wait()
+        finally:
+            with contextlib.suppress(Exception):  # what went wrong first is what is told
+                self._saver.wait()
+        if reason in ("paused", "cancelled"):
+            self._stop(reason, state)
         return self._finish(state)
 
-    def _state(self, num_rows: int) -> checkpoint.TrainState:
+    def _stop(self, reason: str, state: TrainState) -> None:
+        """End on request, as an interrupt does: by a signal, or by a file in the run's folder."""
+        self.events.write(reason, state.step)
+        what = f"saved at step {state.step}; next: make resume RUN={self.folder.id}"
+        if reason == "cancelled":
+            what = f"cancelled at step {state.step}; the checkpoints before it are in {self.folder.checkpoints}"
+        name = self._requests.signal or f"the file {CANCEL if reason == 'cancelled' else PAUSE}"
+        raise KeyboardInterrupt(what) if name == "SIGINT" else Terminated(what, signal_name=name)
+
+    def _state(self, num_rows: int) -> TrainState:
         """The state of the newest checkpoint, loaded; else that of a fresh run."""
         newest = self.folder.latest(checkpoint.STATE_KIND)
         if newest is not None:
@@ -85,13 +124,15 @@ class Trainer(loop.Hooks):
             _logger.info("going on from step %d", state.step)
             for step in self.folder.steps():
                 if step > state.step:
-                    _remove_step(self.folder.step_folder(step))
+                    _logger.warning("removing step %d, which is newer than the checkpoint that verifies", step)
+                    checkpoint.remove(self.folder.step_folder(step))
             return state
         self._require_nothing_trained()
-        plan, planned_by = loop.first_plan(self.recipe, num_rows)
+        plan, planned_by = budget.first_plan(self.recipe, num_rows)
         begun = registry.of(self.recipe.method).begin(self.recipe, self.trainee)
         self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **begun)
-        return checkpoint.TrainState(plan, planned_by)
+        scale = loss_scale.first(self.trainee.model)
+        return TrainState(plan, planned_by, Rung.of(self.recipe), loss_scale=scale)
 
     def _require_nothing_trained(self) -> None:
         """A run that has trained and has no checkpoint that verifies must not start afresh in silence."""
@@ -124,7 +165,15 @@ class Trainer(loop.Hooks):
 
     # ---- hooks of the loop
 
-    def on_step(self, state: checkpoint.TrainState, result: loop.StepResult) -> None:
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Let the supervisor see that the loop moves, and in which stage it is."""
+        stage = name if name in STAGES else "step" if self._has_stepped else "first step"
+        self.pulse.beat(stage, self._step)
+        return contextlib.nullcontext()
+
+    def on_step(self, state: TrainState, result: StepResult) -> None:
+        self._step, self._has_stepped = state.step, True
+        self._saver.check()
         self._stepped_tokens += result.score.num_tokens
         self._stepped_seconds += result.seconds
         speed = self._stepped_tokens / self._stepped_seconds
@@ -140,75 +189,81 @@ class Trainer(loop.Hooks):
         self.progress.total = _shown(state)
         self.progress.advance(1, note)
 
-    def on_validation(self, state: checkpoint.TrainState, score: Score, is_best: bool) -> None:
+    def on_validation(self, state: TrainState, score: Score, is_best: bool) -> None:
         self.events.write(
             "validation", state.step, best=is_best,
             **{"eval/loss_nats": score.loss_nats, "eval/bits_per_byte": score.bits_per_byte},
         )  # fmt: skip
         self.progress.write(f"step {state.step}: validation {score.text()}" + (", the best so far" if is_best else ""))
 
-    def on_event(self, event: str, state: checkpoint.TrainState, **values: object) -> None:
+    def on_event(self, event: str, state: TrainState, **values: object) -> None:
+        if event == "trial":
+            values |= self._memory()
+            told = "the longest batch takes {peak} at its peak, of {estimate} estimated".format(
+                peak=format_bytes(values["peak_bytes"]), estimate=format_bytes(values["estimate_bytes"])
+            )
+        else:
+            told = f"{event.replace('_', ' ')}: " + ", ".join(f"{name} {value}" for name, value in values.items())
         self.events.write(event, state.step, **values)
-        self.progress.write(f"step {state.step}: {event} {values}")
+        self.progress.write(f"step {state.step}: {told}")
 
-    def save(self, state: checkpoint.TrainState) -> None:
+    def _memory(self) -> dict[str, int]:
+        """The peak so far beside what was estimated."""
+        peak = self.device.peak_bytes() or process.peak_rss_bytes()
+        return {"peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"]}
+
+    def save(self, state: TrainState) -> None:
+        self._saver.wait()
         if state.step in self.folder.steps():
             return
+        snapshot = checkpoint.Snapshot.of(self.trainee, self.optimizer, state)
+        checkpoint.require_space(self.folder, snapshot, self.inputs.tokenizer)
+        self._saver.save(snapshot)
+
+    def write_seconds(self) -> float:
+        return self._saver.seconds
+
+    def _write(self, snapshot: checkpoint.Snapshot) -> None:
+        """Put a snapshot on the disk, let the pointers name it, and remove what is not kept; in the saver's thread."""
         origin = {
             "method": self.recipe.method, "base": self.trainee.base, "recipe_sha256": self.resolved.sha256,
             **self.inputs.origin(),
         }  # fmt: skip
-        checkpoint.save(
-            self.folder, self.trainee, self.optimizer, state, origin, self.inputs.tokenizer, self.resolved.values
-        )
-        if state.best.step == state.step:
-            self.folder.point("best", state.step)
+        checkpoint.write(
+            self.folder, snapshot, self.trainee.weights_file, self.trainee.settings_file, origin,
+            self.inputs.tokenizer, self.resolved.values,
+        )  # fmt: skip
+        best = snapshot.state.best.step
+        if best == snapshot.state.step:
+            self.folder.point("best", best)
         keep = self.recipe.checkpoint
-        checkpoint.prune(self.folder, keep.keep, keep_initial=keep.initial, best_step=state.best.step)
+        checkpoint.prune(self.folder, keep.keep, keep_initial=keep.initial, best_step=best)
 
-    def stop_requested(self) -> bool:
-        return self._stop_signal is not None
+    def stop_requested(self) -> str | None:
+        return self._requests.pending()
 
     # ---- ends
 
-    @contextlib.contextmanager
-    def _signals_stop_softly(self) -> Iterator[None]:
-        """Let the first SIGINT or SIGTERM end the run after the step it is in; the second acts at once."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        handlers = {number: signal.getsignal(number) for number in numbers}
-        handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-
-        def request(number: int, _frame: object) -> None:
-            self._stop_signal = signal.Signals(number).name
-            signal.signal(number, handlers[number])
-            _logger.warning("%s: saving after this step; once more stops at once", self._stop_signal)
-
-        for number in handlers:
-            signal.signal(number, request)
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-    def _finish(self, state: checkpoint.TrainState) -> dict:
+    def _finish(self, state: TrainState) -> dict:
         """Write `summary.json`, then the status."""
         best = self.folder.pointed("best")
         counts = _parameters(self.trainee.model)
-        peak = self.device.peak_bytes() or process.peak_rss_bytes()
         summary = {
             "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
             "device": str(self.device.torch_device), "device_name": self.device.name,
             "dtype": str(self.device.dtype).removeprefix("torch."),
             "quantization": self.trainee.quantization, "attention": self.recipe.memory.attention, **counts,
             "stop_reason": state.stop_reason, "steps": state.step, "planned_steps": state.plan.total_steps,
-            "epochs": state.epoch, "trained_tokens": state.trained_tokens, "skipped_steps": state.skipped_steps,
+            "epochs": state.epoch, "trained_tokens": state.trained_tokens,
+            "skipped_steps": state.skipped_steps, "skipped_records": state.skipped_records,
+            "micro_batch": state.rung.micro_batch, "gradient_checkpointing": state.rung.checkpointing,
+            "compiled": state.compiled,
             "trained_seconds": round(state.trained_seconds, 2),
             "tokens_per_second": round(state.trained_tokens / max(state.trained_seconds, 1e-9), 1),
             "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,
             "weights": self.trainee.weights_file,
             "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
-            "peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"],
+            **self._memory(),
         }  # fmt: skip
         files.write_json(self.folder.path / "summary.json", summary)
         self.folder.update(status="completed")
@@ -231,13 +286,6 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
     }
 
 
-def _shown(state: checkpoint.TrainState) -> int | None:
+def _shown(state: TrainState) -> int | None:
     """The steps that a bar counts to; None while only the clock will tell."""
-    return None if state.plan.total_steps == loop.UNLIMITED_STEPS else state.plan.total_steps
-
-
-def _remove_step(folder: Path) -> None:
-    """Remove a checkpoint folder; its manifest goes first, so that a crash leaves none that looks complete."""
-    _logger.warning("removing %s, which is newer than the checkpoint that verifies", folder.name)
-    (folder / files.MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    return None if state.plan.total_steps == budget.UNLIMITED_STEPS else state.plan.total_steps

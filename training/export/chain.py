@@ -11,14 +11,17 @@ from pathlib import Path
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.data import dataset as datasets
+from training.export import adapter as adapters
 from training.export import checkpoint as checkpoints
 from training.export import manifest as manifests
+from training.recipe import bases
 from training.recipe import load as recipes
 from training.runs.folder import RUN_FILE, RunFolder, step_name
 from training.tokenizer import artifact
 
+_WEIGHTS = ("model.safetensors", adapters.WEIGHTS)
 OK, BROKEN, ABSENT = "ok", "broken", "absent"
-_CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer")
+_CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer", "base")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def _from_gguf(gguf: Path) -> Iterator[Link]:
 
 
 def _read_claims(gguf: Path, claims: dict) -> str:
-    claims |= {key: value for key, value in manifests.read(gguf).items() if key in _CLAIMS}
+    read = manifests.read(gguf)
+    claims |= {key: read.get(key) for key in _CLAIMS}
     return files.sha256_file(manifests.path_of(gguf))
 
 
@@ -90,6 +94,8 @@ def _from_checkpoint(folder: Path) -> Iterator[Link]:
 
 def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
     yield _link("weights", lambda: _weights(claims, folder))
+    if claims["base"] is not None:
+        yield _link("base", lambda: _base(claims["base"]))
     yield _link("recipe", lambda: _recipe(claims, folder))
     yield _link("run", lambda: _run(claims))
     yield _link("dataset", lambda: _dataset(claims["dataset"]))
@@ -137,10 +143,18 @@ def _weights(claims: dict, folder: Path | None) -> str:
     for key in ("weights_sha256", "recipe_sha256", "run", "step", "dataset"):
         _require_equal(key, folder / files.MANIFEST, found.get(key), claims[key])
     _require_equal("tokenizer", folder, (found.get("tokenizer") or {}).get("hash"), claims["tokenizer"]["hash"])
-    weights = folder / "model.safetensors"
-    if weights.name in found["files"]:
+    for weights in (folder / name for name in _WEIGHTS if name in found["files"]):
         _require_equal("weights_sha256", weights, found["files"][weights.name]["sha256"], claims["weights_sha256"])
     return claims["weights_sha256"]
+
+
+def _base(claim: dict) -> str:
+    known = bases.load().get(claim["name"])
+    if known is None or not known.is_fetched:
+        raise _AbsentError(f"the base {claim['name']} is not on this machine")
+    found = known.require()["weights_sha256"]
+    _require_equal("base", known.folder, found, claim["weights_sha256"])
+    return found
 
 
 def _recipe(claims: dict, folder: Path | None) -> str:

@@ -6,13 +6,13 @@ add-BOS flag that says other than the tokenizer does, two chat templates, a weig
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
 from training.export.checkpoint import TEMPLATE, Checkpoint
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
 _SHOWN = 5
 
 
@@ -23,6 +23,20 @@ def check(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> None:
         raise found[0]
     if found:
         raise Problems("the checkpoint cannot be exported", found)
+
+
+def check_name(checkpoint: Checkpoint, name: str) -> None:
+    """Raise UserError for a name by which llama.cpp takes a model for another one: it looks for `phi-3` in it.
+
+    Source: llama.cpp `src/llama-vocab.cpp`, `_contains_any(model_name, ...)`.
+    """
+    missing = [text for text in _PHI3_TOKENS if checkpoint.encoder.token_to_id(text) is None]
+    if missing and any(part in name.lower() for part in ("phi-3", "phi3")):
+        raise UserError(
+            "by this name llama.cpp takes the model for one of Phi 3's tokenizer", where="--name", found=name,
+            expected=f"another name, since there is no {missing[0]} in the tokenizer",
+            next_command="the same command with another --name in ARGS",
+        )  # fmt: skip
 
 
 def _problems(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> Iterator[TrainyardError]:
@@ -84,8 +98,8 @@ def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 
 
 def _specials(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    for which in ("bos", "eos"):
-        if checkpoint.special_id(which) is None:
+    for which, found in (("bos", checkpoint.bos_id), ("eos", checkpoint.special_id("eos"))):
+        if found is None:
             yield UserError(
                 f"the tokenizer has no {which.upper()}; llama.cpp would take id 11 for it",
                 where=f"tokenizer_config.json: {which}_token",
@@ -115,36 +129,12 @@ def _template(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     import torch
 
-    return torch.equal(_tensor(checkpoint, first), _tensor(checkpoint, second))
-
-
-def _tensor(checkpoint: Checkpoint, wanted: str):
-    for path in checkpoint.weight_files:
-        for name, tensor in _tensors(path):
-            if name == wanted:
-                return tensor
-    raise KeyError(wanted)
-
-
-def _tensors(path: Path) -> Iterator[tuple]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118
-            yield name, tensors.get_tensor(name)
+    pairs = zip(checkpoint.tensors[first].blocks(), checkpoint.tensors[second].blocks(), strict=True)
+    return all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
 
 def check_finite(checkpoint: Checkpoint) -> None:
-    """Read every tensor once. Raises IntegrityError naming the first with a NaN or an infinity."""
-    import torch
-
-    for path in checkpoint.weight_files:
-        for name, tensor in _tensors(path):
-            wrong = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
-            if wrong:
-                raise IntegrityError(
-                    "a weight is no number",
-                    where=f"{path.name}: {name}",
-                    found=f"{wrong} of {tensor.numel()} values are NaN or infinite",
-                    expected="finite values",
-                )
+    """Raise IntegrityError naming the first tensor with a NaN or an infinity."""
+    if checkpoint.not_finite:
+        where, found = checkpoint.not_finite[0]
+        raise IntegrityError("a weight is no number", where=where, found=found, expected="finite values")

@@ -16,15 +16,18 @@ from pathlib import Path
 
 from training.core import files, locks, paths, store, version
 from training.core.errors import IntegrityError, UserError
+from training.core.log import say
 from training.core.units import format_bytes
-from training.export import checks, gguf_file, manifest, proof
+from training.export import checks, gguf_file, importance, manifest, merge, modelfile, picture, plan, positions, proof
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
-from training.llamacpp import convert, pin, source
+from training.export.plan import QUANTS, Plan
+from training.llamacpp import convert, pin, quantize, source
+from training.llamacpp.source import LlamaCpp
 
-QUANTS = convert.OUTTYPES
-_BYTES_A_WEIGHT = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q8_0": 8.5 / 8}
+__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish", "require_no_fallback"]
 _SPARE_BYTES = 32 << 20
+_PLAN_TOLERANCE = 0.01
 _logger = logging.getLogger(__name__)
 
 
@@ -37,11 +40,25 @@ class Output:
     reused: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Target:
     quant: str
     gguf: Path
     inputs_sha256: str
+    plan: Plan
+
+
+def require_no_fallback(checkpoint: Checkpoint, quants: list[str], llama_cpp: LlamaCpp) -> None:
+    """Raise UserError where a file would hold tensors of another type, because the blocks do not divide their rows."""
+    architecture = convert.architecture_of(llama_cpp.folder, checkpoint.config["architectures"][0])
+    for planned in (plan.make(checkpoint, quant, architecture) for quant in quants):
+        if planned.fallbacks:
+            name, instead = next(iter(planned.fallbacks.items()))
+            raise UserError(
+                f"{planned.quant} does not fit {len(planned.fallbacks)} of {len(planned.types)} tensors",
+                where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
+                next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
+            )  # fmt: skip
 
 
 def default_name(checkpoint: Checkpoint) -> str:
@@ -51,48 +68,68 @@ def default_name(checkpoint: Checkpoint) -> str:
     return store.name_from(name)
 
 
-def preview(checkpoint: Checkpoint, quants: list[str], *, name: str) -> dict[Path, str]:
+def preview(
+    checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False, llama_cpp: LlamaCpp | None = None
+) -> dict[Path, str]:  # fmt: skip
     """Check what can be checked before a conversion and say what `export` would do with each file. Writes nothing."""
-    return {target.gguf: _intent(target, checkpoint) for target in _plan(checkpoint, quants, name)}
+    planned = _plan(checkpoint, quants, name, weighed, llama_cpp or source.choose())
+    return {target.gguf: _intent(target, checkpoint) for target in planned}
 
 
 def _intent(target: _Target, checkpoint: Checkpoint) -> str:
     if _reusable(target):
         return "is there already, of these inputs"
-    size = f"about {format_bytes(checkpoint.num_parameters * _BYTES_A_WEIGHT[target.quant])}"
+    planned = f"{format_bytes(target.plan.num_bytes)}: {target.plan.text()}"
     if target.gguf.exists():
-        return f"has a file of its name there: kept where the bytes are the same, else --force is needed ({size})"
-    return f"is new, {size}"
+        return f"has a file of its name there: kept where the bytes are the same, else --force is needed ({planned})"
+    return f"is new, {planned}"
 
 
-def export(checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False) -> list[Output]:
+def export(
+    checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False,
+    llama_cpp: LlamaCpp | None = None,
+) -> list[Output]:  # fmt: skip
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
+
+    Args:
+        weighed: let K-quants weigh their rounding by an importance matrix of the training data.
+        llama_cpp: what converts; None takes what `source.choose` does by itself.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
     """
-    targets = _plan(checkpoint, quants, name)
+    llama_cpp = llama_cpp or source.choose()
+    targets = _plan(checkpoint, quants, name, weighed, llama_cpp)
     lock = paths.roots().trained / f".{name}.lock"
     with locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
-        made = _make(checkpoint, missing, name, force) if missing else {}
+        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp).run() if missing else {}
         return [(kept | made)[quant] for quant in quants]
 
 
-def _plan(checkpoint: Checkpoint, quants: list[str], name: str) -> list[_Target]:
+def _plan(
+    checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, llama_cpp: LlamaCpp
+) -> list[_Target]:  # fmt: skip
     store.check_name(name, "model")
-    pinned = pin.load()
-    checks.check(checkpoint, convert.architectures(source.require_source(pinned)))
+    folder = llama_cpp.folder
+    checks.check(checkpoint, convert.architectures(folder))
+    checks.check_name(checkpoint, name)
+    if any(quant in quantize.K_QUANTS for quant in quants):
+        quantize.require_tool()
+    architecture = convert.architecture_of(folder, checkpoint.config["architectures"][0])
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "converter": pinned.converter_sha256, "proof": proof.VERSION,
+        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION, "weighed": weighed,
     }  # fmt: skip
-    folder = paths.roots().trained / name
+    target = paths.roots().trained / name
     return [
-        _Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(inputs | {"quant": quant}))
+        _Target(
+            quant, target / f"{name}-{quant}.gguf", files.sha256_json(inputs | {"quant": quant}),
+            plan.make(checkpoint, quant, architecture),
+        )
         for quant in quants
-    ]
+    ]  # fmt: skip
 
 
 def _reusable(target: _Target) -> Output | None:
@@ -107,31 +144,102 @@ def _reusable(target: _Target) -> Output | None:
     return Output(target.gguf, found, reused=True)
 
 
-def _make(checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool) -> dict[str, Output]:
-    if not force:
-        for target in targets:
-            _refuse_other_weights(target, checkpoint)
-    folder = targets[0].gguf.parent
-    needed_bytes = sum(checkpoint.num_parameters * _BYTES_A_WEIGHT[target.quant] for target in targets) + _SPARE_BYTES
-    files.require_space(folder, int(needed_bytes), "the GGUF files")
-    with files.disk_errors(folder), _workspace(folder) as workspace:
-        outputs = {target.quant: workspace / f"{target.quant}.gguf" for target in targets}
+class _Work:
+    """The making of the files that are missing, in a workspace beside their places."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool, llama_cpp: LlamaCpp
+    ):  # fmt: skip
+        self.checkpoint, self.targets, self.name, self.force = checkpoint, targets, name, force
+        self.llama_cpp = llama_cpp
+        self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
+        self.importance: dict | None = None
+
+    def run(self) -> dict[str, Output]:
+        """Make, prove and publish. Nothing has its final name before all of it is proved."""
+        folder = self.targets[0].gguf.parent
+        if not self.force:
+            for target in self.targets:
+                _refuse_other_weights(target, self.checkpoint)
+        for target in self.targets:
+            say(f"{target.gguf.name}: {format_bytes(target.plan.num_bytes)}, {target.plan.text()}")
+        files.require_space(folder, self._needed_bytes(), "the GGUF files")
+        with files.disk_errors(folder), _workspace(folder) as workspace:
+            made, prepared = self._convert(workspace)
+            proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
+            return {target.quant: self._publish(target, made[target.quant], *found) for target, found in proved.items()}
+
+    def _publish(self, target: _Target, made: Path, written: dict, positions: list[dict]) -> Output:
+        modelfile.write(self.checkpoint, target.gguf, written["context_length"])
+        return publish(target.gguf, made, written, positions)
+
+    @property
+    def _whole_type(self) -> str | None:
+        """The type that K-quants are made of: the weights' own, so that they are rounded once; None without them."""
+        if not any(target.quant in quantize.K_QUANTS for target in self.targets):
+            return None
+        types = {tensor.dtype for tensor in self.checkpoint.tensors.values() if tensor.is_floating}
+        return next(iter(types)) if len(types) == 1 and types <= {"F16", "BF16"} else "F32"
+
+    def _needed_bytes(self) -> int:
+        quants = {target.quant: target.plan.num_bytes for target in self.targets}
+        if self._whole_type and self._whole_type not in quants:
+            quants[self._whole_type] = self.checkpoint.num_parameters * (4 if self._whole_type == "F32" else 2)
+        merged = merge.num_bytes(self.checkpoint, cast=False) if self.checkpoint.adapter else 0
+        return sum(quants.values()) + merged + _SPARE_BYTES
+
+    def _convert(self, workspace: Path) -> tuple[dict[str, Path], "proof.Proof"]:
+        checkpoint, folder = self.checkpoint, self.checkpoint.folder
+        checks.check_finite(checkpoint)
+        if checkpoint.adapter is not None:
+            folder = workspace / "merged"
+            merge.write(checkpoint, folder, cast=False)
+        quants = [target.quant for target in self.targets]
+        converted = [quant for quant in (*convert.OUTTYPES,) if quant in (*quants, self._whole_type)]
+        outputs = {quant: workspace / f"{quant}.gguf" for quant in converted}
         with convert.Conversion.start(
-            checkpoint.folder, outputs, tokenizer=checkpoint.tokenizer_folder,
-            pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=name,
-            workspace=workspace,
+            folder, outputs, tokenizer=checkpoint.tokenizer_folder,
+            pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=self.name,
+            workspace=workspace, bos_id=checkpoint.bos_id, turn_end_id=checkpoint.turn_end_id,
+            source=self.llama_cpp.folder,
         ) as conversion:  # fmt: skip
             _logger.info("converting to %s; meanwhile PyTorch computes what they must say", ", ".join(outputs))
+            matrix = self._weigh(workspace) if self.weighed else None
             prepared = proof.Proof.prepare(checkpoint)
             conversion.wait()
-        made = {}
-        for target in targets:
-            facts = _inspect(outputs[target.quant], checkpoint)
-            if not force:
-                _refuse_other_bytes(target, checkpoint, facts)
-            proved = prepared.run(outputs[target.quant], target.quant, workspace)
-            made[target] = _manifest(checkpoint, target, name, facts, proved)
-        return {target.quant: _publish(target, outputs[target.quant], written) for target, written in made.items()}
+        shutil.rmtree(workspace / "merged", ignore_errors=True)
+        for quant in quants:
+            if quant in quantize.K_QUANTS:
+                outputs[quant] = workspace / f"{quant}.gguf"
+                threads = len(os.sched_getaffinity(0))
+                quantize.run(outputs[self._whole_type], outputs[quant], quant, threads=threads, importance=matrix)
+        return outputs, prepared
+
+    def _llama_cpp(self) -> dict:
+        """The manifest's `llama_cpp`: the pin, or, of another one, only what can be said of it."""
+        if self.llama_cpp.is_pinned:
+            return pin.load().to_json()
+        return {"reproducible": False, "converter_sha256": self.llama_cpp.converter_sha256}
+
+    def _weigh(self, workspace: Path) -> Path:
+        architecture = convert.architecture_of(self.llama_cpp.folder, self.checkpoint.config["architectures"][0])
+        path = workspace / "importance.gguf"
+        self.importance = importance.of_training_data(self.checkpoint, architecture, path)
+        return path
+
+    def _prove(
+        self, target: _Target, made: Path, prepared: "proof.Proof", workspace: Path
+    ) -> tuple[dict, dict]:  # fmt: skip
+        """The manifest of a file and its positions. Raises where it is another model than the trained one."""
+        facts = _inspect(made, self.checkpoint, target)
+        if not self.force:
+            _refuse_other_bytes(target, self.checkpoint, facts)
+        proved = prepared.run(made, target.quant, workspace)
+        each = proved.pop("positions")
+        weighed = self.importance if target.quant in quantize.K_QUANTS else None
+        return _manifest(
+            self.checkpoint, target, self.name, facts, proved | {"importance": weighed, "llama_cpp": self._llama_cpp()}
+        ), each
 
 
 @contextlib.contextmanager
@@ -176,21 +284,25 @@ def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserErro
     )
 
 
-def _inspect(gguf: Path, checkpoint: Checkpoint) -> GgufFile:
+def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
     """Read the converted file, and hold what the converter wrote against what it was to write."""
     facts = gguf_file.inspect(gguf)
     tokenizer = checkpoint.origin["tokenizer"]
     pairs = {
         "tokenizer.ggml.pre": (facts.pre_tokenizer, tokenizer["pre_tokenizer"]),
         "tokenizer.ggml.add_bos_token": (facts.add_bos, checkpoint.add_bos),
-        "tokenizer.ggml.bos_token_id": (facts.bos_id, checkpoint.special_id("bos")),
+        "tokenizer.ggml.bos_token_id": (facts.bos_id, checkpoint.bos_id),
         "tokenizer.ggml.eos_token_id": (facts.eos_id, checkpoint.special_id("eos")),
         "tokenizer.chat_template": (facts.chat_template, checkpoint.chat_template),
         "number of tokens": (facts.vocab_size, checkpoint.config["vocab_size"]),
+        "two matrices of embedding and head": (facts.has_output, "output.weight" in target.plan.types),
     }
     for key, (found, expected) in pairs.items():
         if found != expected:
             raise IntegrityError("the converter wrote something else", where=key, found=found, expected=expected)
+    positions.require_equal(checkpoint.config, gguf, set(facts.tensor_names))
+    if abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
+        _logger.warning("the file has %d bytes, %d were planned", facts.bytes, target.plan.num_bytes)
     return facts
 
 
@@ -205,18 +317,20 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
         "base": origin["base"], "method": origin["method"],
         "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos},
         "chat_template": checkpoint.chat_template, "dataset": origin["dataset"],
-        "recipe_sha256": origin["recipe_sha256"], "llama_cpp": pin.load().to_json(), "tool": version.tool(),
-        "inputs_sha256": target.inputs_sha256, **proved,
+        "recipe_sha256": origin["recipe_sha256"], "tool": version.tool(),
+        "inputs_sha256": target.inputs_sha256, "planned_bytes": target.plan.num_bytes,
+        "adapter_tensors": checkpoint.adapter.counts if checkpoint.adapter else None, **proved,
     }  # fmt: skip
 
 
-def _publish(target: _Target, made: Path, written: dict) -> Output:
+def publish(target: Path, made: Path, written: dict, positions: list[dict]) -> Output:
     """Give a proved file its final name, then its manifest; at no moment does a manifest stand beside other bytes."""
-    same = target.gguf.exists() and files.sha256_file(target.gguf) == written["sha256"]
+    same = target.exists() and files.sha256_file(target) == written["sha256"]
     if not same:
-        manifest.path_of(target.gguf).unlink(missing_ok=True)
+        manifest.path_of(target).unlink(missing_ok=True)
         files.fsync_path(made)
-        os.replace(made, target.gguf)
-        files.fsync_path(target.gguf.parent)
-    files.write_json(manifest.path_of(target.gguf), written)
-    return Output(target.gguf, written, reused=same)
+        os.replace(made, target)
+        files.fsync_path(target.parent)
+    picture.write(target, written, positions)
+    files.write_json(manifest.path_of(target), written)
+    return Output(target, written, reused=same)

@@ -34,6 +34,7 @@ class GgufFile:
     eos_id: int | None
     chat_template: str | None
     has_output: bool
+    tensor_names: frozenset[str]
 
 
 def inspect(path: Path) -> GgufFile:
@@ -67,7 +68,22 @@ def inspect(path: Path) -> GgufFile:
         eos_id=value("tokenizer.ggml.eos_token_id"),
         chat_template=value("tokenizer.chat_template"),
         has_output=any(tensor.name == "output.weight" for tensor in reader.tensors),
+        tensor_names=frozenset(tensor.name for tensor in reader.tensors),
     )
+
+
+def tensors_of(path: Path) -> dict:
+    """What of any GGUF's tensors a manifest holds: hashes, bytes, how many of each type, parameters."""
+    import gguf
+
+    gguf_header.read(path)
+    tensors = gguf.GGUFReader(path).tensors
+    sha256, tensor_sha256 = _hashes(path, tensors)
+    return {
+        "sha256": sha256, "tensor_sha256": tensor_sha256, "bytes": path.stat().st_size,
+        "tensor_types": dict(sorted(Counter(tensor.tensor_type.name for tensor in tensors).items())),
+        "parameters": sum(int(tensor.n_elements) for tensor in tensors),
+    }  # fmt: skip
 
 
 def _hashes(path: Path, tensors: list) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from training.core import files
 from training.core.errors import IntegrityError
 
-KIND = "gguf"
+KIND, ADAPTER_KIND = "gguf", "gguf-adapter"
 _EXPORT = "make export-gguf CHECKPOINT=latest ARGS=--force"
 
 
@@ -30,7 +30,7 @@ def read(gguf: Path) -> dict:
             next_command=_EXPORT,
         )
     manifest = files.read_json(path)
-    if manifest.get("kind") != KIND or manifest.get("file") != gguf.name:
+    if manifest.get("kind") not in (KIND, ADAPTER_KIND) or manifest.get("file") != gguf.name:
         raise IntegrityError(
             "the manifest is another file's", where=path, expected=f"kind {KIND}, file {gguf.name}",
             found=f"kind {manifest.get('kind')}, file {manifest.get('file')}", next_command=_EXPORT,

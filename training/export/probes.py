@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 SEED = 7
 NUM_LINES = 200
 NUM_PROMPTS = 32
-POSITIONS_A_PROMPT = 4
+POSITIONS_A_PROMPT = 8
 NUM_SINGLE_TOKENS = 4
-MAX_PROMPT_TOKENS = 128
+MAX_PROMPT_TOKENS = 96
 _SPLIT = "validation"
 _MAX_CHARACTERS = 4000
 _PASSAGES = (
@@ -64,19 +64,18 @@ class Prompt:
         return [self.ids[:length] for length in self.lengths]
 
 
-def draw_texts(dataset: dict | None) -> Texts:
-    """Draw lines and documents from the validation split of a dataset named by `{"name", "hash"}`."""
+def draw_texts(dataset: dict | None, split: str = _SPLIT, num_documents: int = NUM_PROMPTS) -> Texts:
+    """Draw lines and documents from a split of a dataset named by `{"name", "hash"}`, records of any form as text."""
     if dataset is None:
         return _built_in("the checkpoint names no dataset")
     reference = f"{dataset['name']}@{files.short(dataset['hash'])}"
     try:
-        split = datasets.load(datasets.resolve(reference)).iter_texts(_SPLIT)
-        lines, documents = _draw(split)
+        lines, documents = _draw(datasets.load(datasets.resolve(reference)).iter_texts(split), num_documents)
     except TrainyardError as error:
         return _built_in(f"{reference}: {error.what}")
     if not documents:
-        return _built_in(f"{reference} has no {_SPLIT} text")
-    return Texts(lines, documents, f"{reference}, {_SPLIT} split, seed {SEED}")
+        return _built_in(f"{reference} has no {split} text")
+    return Texts(lines, documents, f"{reference}, {split} split, seed {SEED}")
 
 
 def _built_in(reason: str) -> Texts:
@@ -85,8 +84,8 @@ def _built_in(reason: str) -> Texts:
     return Texts(lines, list(_PASSAGES), f"built-in passages ({reason})")
 
 
-def _draw(texts: Iterable[str]) -> tuple[list[str], list[str]]:
-    lines, documents = _Reservoir(NUM_LINES), _Reservoir(NUM_PROMPTS)
+def _draw(texts: Iterable[str], num_documents: int) -> tuple[list[str], list[str]]:
+    lines, documents = _Reservoir(NUM_LINES), _Reservoir(num_documents)
     for text in texts:
         documents.offer(text[:_MAX_CHARACTERS])
         for line in text.split("\n"):  # a carriage return stays: it is worth a try

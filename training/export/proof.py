@@ -1,6 +1,6 @@
-"""The proof of an export: ids and log-probabilities of a served file against the checkpoint it was made from.
+"""The proof of an export: ids, rendered conversations, ends and log-probabilities of a served file against its source.
 
-PyTorch runs once for all files of a checkpoint; each file is served by a private server of its own.
+PyTorch runs once for all files of a checkpoint, layer by layer; each file is served by a private server of its own.
 """
 
 import importlib.metadata
@@ -10,62 +10,141 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.export import checks, parity, probes, reference
+from training.core.errors import RunError, UserError
+from training.export import checks, parity, probes, reference, turns
 from training.export.checkpoint import Checkpoint
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
 from training.tokenizer import ids
+from training.tokenizer.template import normalised
 
 if TYPE_CHECKING:
     import numpy as np
 
 # Raised when what is proved changes: files proved by an older rule are proved again.
-VERSION = 1
+VERSION = 2
 FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
+_CERTAIN = 1e5  # a bias of logits that makes a token certain
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What every file of one checkpoint is proved with: PyTorch runs once."""
+    """What every file of one checkpoint is proved with: PyTorch runs once.
+
+    Args:
+        gap: what the base's 4 bits, on which the adapter was trained, are off the base in high precision.
+    """
 
     checkpoint: Checkpoint
     texts: probes.Texts
     prompts: list[probes.Prompt]
     reference_NV: "np.ndarray"
+    gap: dict | None = None
 
     @classmethod
     def prepare(cls, checkpoint: Checkpoint) -> "Proof":
         checks.check_finite(checkpoint)
         texts = probes.draw_texts(checkpoint.origin["dataset"])
         context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
-        prompts = probes.make_prompts(checkpoint.encoder, texts.documents, context_tokens)
-        return cls(checkpoint, texts, prompts, reference.logprobs(checkpoint, prompts))
+        documents = [*texts.documents, *_rendered(checkpoint)]
+        prompts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        logprobs_NV = reference.logprobs(checkpoint, prompts)
+        gap = None
+        if checkpoint.origin["method"] == "qlora":
+            gap = parity.gap(logprobs_NV, reference.logprobs(checkpoint, prompts, nf4=True))
+        return cls(checkpoint, texts, prompts, logprobs_NV, gap)
 
-    def run(self, gguf: Path, quant: str, workspace: Path) -> dict:
-        """Serve the file privately and compare. Returns the manifest's `parity` and `fingerprint`."""
+    def run(self, gguf: Path, quant: str, workspace: Path, *, lora: Path | None = None) -> dict:
+        """Serve the file privately, with an adapter's file beside it, and compare.
+
+        Returns the manifest's `parity` and `fingerprint`, and `positions`, what each position was off.
+        """
         encoder, tokenizer = self.checkpoint.encoder, self.checkpoint.origin["tokenizer"]
         # Half of the CPUs: on a busy machine threads that wait for each other cost more than they bring.
         threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        ctx_size = probes.MAX_PROMPT_TOKENS + _SPARE_CONTEXT_TOKENS
+        ctx_size = max(len(prompt.ids) for prompt in self.prompts) + _SPARE_CONTEXT_TOKENS
         log = workspace / f"server-{quant}.log"
-        with ServerProcess.start(gguf, log=log, ctx_size=ctx_size, threads=threads) as server:
+        with ServerProcess.start(gguf, log=log, ctx_size=ctx_size, threads=threads, lora=lora) as server:
             server.wait_healthy(_HEALTH_SECONDS)
             client = Client(server.url)
             counts = ids.check(client, encoder, self.texts.lines, tokenizer["pre_tokenizer"])
-            _logger.info(
-                "%s: ids equal on %d nasty strings and %d lines", quant, counts["nasty_strings"], counts["lines"]
-            )
-            figures = parity.judge(parity.compare(client, self.prompts, self.reference_NV), quant)
+            counts |= {"conversations": check_conversations(client, self.checkpoint)}
+            stops = check_stops(client, self.checkpoint)
+            _logger.info("%s: ids equal on %d strings and %d lines", quant, counts["nasty_strings"], counts["lines"])
+            compared = parity.compare(client, self.prompts, self.reference_NV)
+            figures = parity.judge(compared, quant)
             fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
         _logger.info("%s: at most %g nats off, divergence %g", quant, figures["max_nats"], figures["kl_mean_nats"])
         server_text = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+        told = {**figures, "drawn_from": self.texts.origin, "server": server_text, "ids": counts, "stops": stops}
+        if self.gap is not None:
+            told["base_in_4_bits"] = self.gap
         return {
-            "parity": {**figures, "drawn_from": self.texts.origin, "server": server_text, "ids": counts},
+            "parity": told,
             "fingerprint": {"server": server_text, "prompts": fingerprint},
+            "positions": parity.positions(compared),
         }
+
+
+def _rendered(checkpoint: Checkpoint) -> list[str]:
+    """Conversations by the checkpoint's template, up to where an answer begins; none without one."""
+    if checkpoint.chat_template is None:
+        return []
+    template, found = turns.template_of(checkpoint), []
+    for conversation in turns.CONVERSATIONS:
+        try:
+            found.append(template.render(normalised(conversation), prompt=True, thinking=True))
+        except UserError:
+            continue  # a template may refuse a role
+    return found
+
+
+def check_conversations(client: Client, checkpoint: Checkpoint) -> int:
+    """Compare conversations as the server renders and reads them with our own; returns how many.
+
+    Raises RunError at the first that differs: the served template is not the trained one.
+    """
+    if checkpoint.chat_template is None:
+        return 0
+    template, count = turns.template_of(checkpoint, turns.today()), 0
+    for conversation in turns.CONVERSATIONS:
+        try:
+            own = template.render(normalised(conversation), prompt=True, thinking=True)
+        except UserError:
+            continue
+        served = client.apply_template(list(conversation))
+        bos = checkpoint.special_text("bos") if checkpoint.add_bos else None
+        plain = [text.removeprefix(bos) if bos else text for text in (own, served)]
+        expected = checkpoint.encoder.encode(plain[0]).ids
+        found = client.tokenize(plain[1], add_special=True, parse_special=True)
+        if plain[0] != plain[1] or expected != found:
+            at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), len(expected))
+            raise RunError(
+                "the server renders a conversation otherwise than training did",
+                where=f"token {at} of {len(expected)}, {conversation[-1]['content'][:40]!r}",
+                found=f"{served[-120:]!r}; likely cause: the chat template", expected=f"{own[-120:]!r}",
+                next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
+            )  # fmt: skip
+        count += 1
+    return count
+
+
+def check_stops(client: Client, checkpoint: Checkpoint) -> list[int]:
+    """Make each token that ends an answer certain, and see that the server stops at it; returns their ids (B56)."""
+    ends = [one for one in (checkpoint.special_id("eos"), checkpoint.turn_end_id) if one is not None]
+    prompt = checkpoint.encoder.encode("The").ids or [ends[0]]
+    for one in ends:
+        answer = client.completion(prompt, max_tokens=4, logit_bias=[[one, _CERTAIN]])
+        if answer.get("stop_type") != "eos":
+            raise RunError(
+                "the served model does not stop where an answer ends",
+                where=f"token {one}, {checkpoint.encoder.id_to_token(one)!r}", found=answer.get("stop_type"),
+                expected="an end of generation",
+            )  # fmt: skip
+    return ends
 
 
 def _fingerprint(client: Client, prompt_ids: list[int]) -> dict:

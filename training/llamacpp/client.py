@@ -91,13 +91,16 @@ class Client:
         body = GREEDY | {"messages": list(messages), "max_tokens": max_tokens} | settings
         return self._call("POST", "/v1/chat/completions", body, timeout_seconds)
 
-    def top_logprobs(self, prompt_ids: Sequence[int], top: int = 5) -> list[tuple[int, float]]:
+    def top_logprobs(
+        self, prompt_ids: Sequence[int], top: int = 5, *, reuse: bool = False
+    ) -> list[tuple[int, float]]:  # fmt: skip
         """The `top` likeliest next tokens after `prompt_ids` with their log-probabilities in nats, best first.
 
         They are those of the softmax over the whole vocabulary, before any sampler. The ids are taken as they are:
-        no BOS is added. The same request gives the same bits, because nothing of an earlier one is reused.
+        no BOS is added. The same request gives the same bits, because nothing of an earlier one is used, unless `reuse`
+        lets the server keep what it has computed of a common beginning.
         """
-        answer = self.completion(prompt_ids, max_tokens=1, n_probs=top, logit_bias=_ALWAYS_A)
+        answer = self.completion(prompt_ids, max_tokens=1, n_probs=top, logit_bias=_ALWAYS_A, cache_prompt=reuse)
         entries = answer["completion_probabilities"][0]["top_logprobs"]
         return [(entry["id"], entry["logprob"]) for entry in entries[:top]]
 

@@ -27,11 +27,37 @@ _LAST_LINES = 8
 
 def architectures(source: Path) -> frozenset[str]:
     """The names of `config.json` that the converter takes, read from its table without running it."""
+    return frozenset(_table(source))
+
+
+def _table(source: Path) -> dict[str, str]:
     module = ast.parse((source / "conversion" / "__init__.py").read_text())
     for node in module.body:
         if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == "TEXT_MODEL_MAP":
-            return frozenset(ast.literal_eval(node.value))
+            return ast.literal_eval(node.value)
     raise RunError("the converter has no table of architectures", where=source)
+
+
+def architecture_of(source: Path, name: str) -> str | None:
+    """llama.cpp's own name for an architecture of `config.json`, `llama` for LlamaForCausalLM; None where unknown."""
+    import gguf
+
+    module = _table(source).get(name)
+    tree = ast.parse((source / "conversion" / f"{module}.py").read_text()) if module else ast.Module([], [])
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = next((one for one in classes.values() if name in _registered(one)), None)
+    while found is not None:
+        for node in found.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "model_arch":
+                number = getattr(gguf.MODEL_ARCH, node.value.attr, None)
+                return gguf.MODEL_ARCH_NAMES.get(number)
+        found = next((classes[base.id] for base in found.bases if getattr(base, "id", None) in classes), None)
+    return None
+
+
+def _registered(node: ast.ClassDef) -> set[str]:
+    calls = (one for one in node.decorator_list if isinstance(one, ast.Call))
+    return {part.value for call in calls for part in call.args if isinstance(part, ast.Constant)}
 
 
 class Conversion:
@@ -51,6 +77,9 @@ class Conversion:
         add_bos: bool,
         name: str,
         workspace: Path,
+        bos_id: int | None = None,
+        turn_end_id: int | None = None,
+        source: Path | None = None,
     ) -> "Conversion":
         """Start converting a Hugging Face folder and return at once.
 
@@ -62,14 +91,35 @@ class Conversion:
             add_bos: whether the served model puts BOS in front of a prompt.
             name: the display name inside the file.
             workspace: a folder for the staged checkpoint and the converter's log, removed by the caller.
+            bos_id: what the configuration says of BOS, for a tokenizer that names none.
+            turn_end_id: a token at which the served model stops beside EOS.
+            source: llama.cpp's, where it is not to be the pinned one.
 
         Raises MachineError or IntegrityError where the pinned source is missing or changed.
         """
-        source = sources.require_source()
-        staged = _stage(folder, tokenizer, workspace / _STAGED, add_bos)
+        source = source or sources.require_source()
+        staged = _stage(folder, tokenizer, workspace / _STAGED, add_bos, bos_id)
         pairs = [f"{quant}={output}" for quant, output in outputs.items()]
         command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), str(staged)]
-        command += [pre_tokenizer, name, *pairs]
+        command += [pre_tokenizer, name, "" if turn_end_id is None else str(turn_end_id), *pairs]
+        return cls._spawn(command, workspace)
+
+    @classmethod
+    def start_adapter(cls, adapter: Path, config: dict, quant: str, output: Path, workspace: Path) -> "Conversion":
+        """Start converting an adapter in PEFT's form; of its base the configuration is enough."""
+        source, base, staged = sources.require_source(), workspace / "base", workspace / "adapter"
+        for folder in (base, staged):
+            folder.mkdir()
+        files.write_json(base / "config.json", config)
+        (staged / "adapter_model.safetensors").symlink_to((adapter / "adapter_model.safetensors").resolve())
+        settings = files.read_json(adapter / "adapter_config.json")
+        settings["lora_alpha"] = _alpha(settings)
+        files.write_json(staged / "adapter_config.json", settings | {"base_model_name_or_path": None})
+        command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), "--adapter"]
+        return cls._spawn([*command, str(base), str(staged), f"{quant}={output}"], workspace)
+
+    @classmethod
+    def _spawn(cls, command: list[str], workspace: Path) -> "Conversion":
         log = workspace / "convert.log"
         with open(log, "wb") as output:
             process = subprocess.Popen(
@@ -97,6 +147,12 @@ class Conversion:
         self._process.wait()
 
 
+def _alpha(settings: dict) -> float:
+    """The alpha that gives the adapter's scale as the server computes it, alpha over rank."""
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    return alpha * rank**0.5 if settings.get("use_rslora") else alpha
+
+
 def _environment(workspace: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return kept | {
@@ -105,7 +161,7 @@ def _environment(workspace: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _stage(folder: Path, tokenizer: Path, staged: Path, add_bos: bool) -> Path:
+def _stage(folder: Path, tokenizer: Path, staged: Path, add_bos: bool, bos_id: int | None) -> Path:
     """Lay out what the converter may see: links to the large files, and the two settings files with what must count.
 
     `_name_or_path` would put a folder's name into the GGUF. Without `add_bos_token` llama.cpp falls back to what the
@@ -118,6 +174,8 @@ def _stage(folder: Path, tokenizer: Path, staged: Path, add_bos: bool) -> Path:
             (staged / path.name).symlink_to(path.resolve())
     config = files.read_json(folder / "config.json")
     config.pop("_name_or_path", None)
+    if bos_id is not None:
+        config["bos_token_id"] = bos_id
     settings = files.read_json(tokenizer / "tokenizer_config.json") | {"add_bos_token": add_bos}
     files.write_json(staged / "config.json", config)
     files.write_json(staged / "tokenizer_config.json", settings)

@@ -117,6 +117,7 @@ class ServerProcess:
         detached: bool = False,
         token: str | None = None,
         service: str | None = None,
+        lora: Path | None = None,
     ) -> "ServerProcess":
         """Start a server and return at once.
 
@@ -128,6 +129,7 @@ class ServerProcess:
             detached: outlive this process; else the server dies with it.
             token: stands in the server's command line, so that `find` can tell this very start.
             service: stands there too, so that `find` can tell whatever serves under one name.
+            lora: an adapter's GGUF, served beside the model.
 
         Raises MachineError where the port is in use.
         """
@@ -140,6 +142,8 @@ class ServerProcess:
         }  # fmt: skip
         if service is not None:
             arguments["service"] = service
+        if lora is not None:
+            arguments["lora"] = lora
         if not detached:
             arguments["parent"] = os.getpid()
         command = [sys.executable, "-m", SERVER_MODULE]

@@ -36,6 +36,7 @@ def _arguments() -> argparse.Namespace:
     add("--ubatch-size", "UBATCH", type=int)
     add("--n-gpu-layers", "N_GPU_LAYERS", "0", type=int)
     add("--fit", "FIT", "off", choices=["off"])
+    parser.add_argument("--lora", help="an adapter's GGUF, served beside the model and not merged into it")
     add("--cors-origins", "CORS_ORIGINS", "localhost")
     parser.add_argument("--no-ui", action="store_true", help="there is none here")
     parser.add_argument("--seed", type=int, required=True)
@@ -75,6 +76,8 @@ def _parameters(args: argparse.Namespace) -> object:
     params.sampling.seed = args.seed
     params.fit_params = False
     params.ui = False
+    if args.lora:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(args.lora, 1.0)]
     params.cors_origins = args.cors_origins
     params.cors_credentials = False
     return params

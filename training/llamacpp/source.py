@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from training.core import files, locks, paths
@@ -23,7 +24,7 @@ from training.llamacpp import pin as pins
 from training.llamacpp.pin import Pin
 
 FETCH_COMMAND = "make export-build"
-_LOCAL_COPY = "LLAMA_CPP_SDIST"
+_LOCAL_COPY, _OTHER_FOLDER = "LLAMA_CPP_SDIST", "LLAMA_CPP_DIR"
 _NEEDED_BYTES = 600 << 20  # the distribution, pip's own unpacked copy of it, and ours
 _ERROR_LINES = 6
 # pip asks a source distribution's build backend for metadata before it hands the file over. This stands in for the
@@ -63,6 +64,47 @@ def require_source(pin: Pin | None = None) -> Path:
         )
     _verify_converter(folder, pin)
     return folder
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """The source that a conversion runs; `is_pinned` says that its converter is the pin's, byte for byte."""
+
+    folder: Path
+    converter_sha256: str
+    is_pinned: bool
+
+
+def choose(given: str | None = None, *, allow_unpinned: bool = False) -> LlamaCpp:
+    """The source to convert with: the folder given, else LLAMA_CPP_DIR's, else the fetched one, else one on PATH.
+
+    Raises UserError for a folder that holds no converter, IntegrityError for another converter than the pinned one
+    unless `allow_unpinned`.
+    """
+    pin, named = pins.load(), given or paths.setting(_OTHER_FOLDER, "")
+    if not named:
+        try:
+            return LlamaCpp(require_source(pin), pin.converter_sha256, is_pinned=True)
+        except MachineError:
+            on_path = shutil.which("convert_hf_to_gguf.py")
+            if on_path is None:
+                raise
+            named = str(Path(on_path).resolve().parent)
+    folder = Path(named).expanduser().absolute()
+    if not (folder / "convert_hf_to_gguf.py").is_file() or not (folder / "conversion" / "__init__.py").is_file():
+        raise UserError(
+            "no llama.cpp with a converter of today's form lies there", where=folder, found="no convert_hf_to_gguf.py",
+            expected=f"llama.cpp {pin.name}", next_command=FETCH_COMMAND,
+        )  # fmt: skip
+    digest = pins.converter_hash(folder)
+    if digest != pin.converter_sha256 and not allow_unpinned:
+        raise IntegrityError(
+            "this llama.cpp is not the pinned one", where=folder, found=f"converter hash {files.short(digest)}",
+            expected=f"{files.short(pin.converter_sha256)}, {pin.name}; --allow-unpinned takes it all the same, and "
+            "the manifest says that the file cannot be made again",
+            next_command=FETCH_COMMAND,
+        )  # fmt: skip
+    return LlamaCpp(folder, digest, is_pinned=digest == pin.converter_sha256)
 
 
 def ensure_source(pin: Pin | None = None) -> Path:

@@ -30,12 +30,20 @@ class Batch:
 
 
 class Objective(Protocol):
-    """One split of a data set, seen as rows of one method."""
+    """One split of a data set, seen as rows of one method.
+
+    Args:
+        lengths: (num_rows,) positions of each row, which decide the memory that it takes.
+    """
 
     num_rows: int
+    lengths: np.ndarray
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Build the batch of these row numbers on the CPU, a pure function of them."""
+
+    def lines(self, rows: np.ndarray) -> list[int]:
+        """The records that these rows are made of, by their line in the split's file, from 1, in order."""
 
     def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:
         """Run the model on a batch's tensors, which lie on its device, and sum the loss in nats over the labels."""

@@ -39,6 +39,7 @@ class RecordRows:
         self.packs = packing.plan(lengths, seq_len, seed) if packs else packing.alone(lengths, seq_len)
         self._lengths, self._shares, self._pad_id, self._loss_chunk = lengths, packs, pad_id, loss_chunk
         self.num_rows = self.packs.num_rows
+        self.lengths = np.add.reduceat(lengths[self.packs.samples], self.packs.starts[:-1])
 
     def batch(self, rows: np.ndarray) -> Batch:
         packs = [self.packs.row(int(row)) for row in rows]
@@ -60,6 +61,9 @@ class RecordRows:
             arrays["positions_BT"] = positions_BT
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(tensors, len(labels_N), int(self._num_bytes_V[labels_N].sum()))
+
+    def lines(self, rows: np.ndarray) -> list[int]:
+        return sorted(int(self._split.records[one]) + 1 for row in rows for one in self.packs.row(int(row)))
 
     def _record(self, record: int) -> tuple[np.ndarray, np.ndarray]:
         """A record's inputs, and the label of each: the next token where that is trained."""

@@ -34,6 +34,7 @@ class StreamRows:
         self._starts = np.asarray(split.offsets[:-1])
         self._seq_len, self._pad_id, self._loss_chunk = seq_len, pad_id, loss_chunk
         self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
+        self.lengths = np.broadcast_to(seq_len, self.num_rows)
 
     def batch(self, rows: np.ndarray) -> Batch:
         windows = [self._window(int(row)) for row in rows]
@@ -48,6 +49,14 @@ class StreamRows:
         arrays = {"input_ids_BT": inputs_BT, "positions_BT": positions_BT, "trained_N": trained_N, "labels_N": labels_N}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(tensors, len(labels_N), int(self._num_bytes_V[labels_N].sum()))
+
+    def lines(self, rows: np.ndarray) -> list[int]:
+        found = set()
+        for row in rows:
+            first = int(row) * self._seq_len
+            begin, end = np.searchsorted(self._starts, (first, first + self._seq_len), "right")
+            found.update(range(max(0, int(begin) - 1), int(end)))
+        return sorted(int(self._split.records[one]) + 1 for one in found)
 
     def _window(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """The row's inputs and the one token behind them (the ignored label past the end), and where texts begin."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +58,14 @@ class Base:
                 expected=f"a fetched {self.name}", next_command=f"make base-fetch BASE={self.name}",
             )  # fmt: skip
 
-    def require(self) -> dict:
-        """Verify every byte of the fetched base and return its manifest.
+    def require(self, verify: Callable[[Path, str], dict] = files.verify_manifest) -> dict:
+        """Verify every byte of the fetched base, by `verify` where it is read for more, and return its manifest.
 
         Raises UserError where it is not there, IntegrityError where it is not what is pinned.
         """
         again = f"make base-fetch BASE={self.name}"
         self.require_folder()
-        manifest = files.verify_manifest(self.folder, KIND)
+        manifest = verify(self.folder, KIND)
         if manifest["pinned"] != self.files:
             raise IntegrityError(
                 "the base was made of other files than are pinned", where=self.folder / files.MANIFEST,

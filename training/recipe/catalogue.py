@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, paths, store
 from training.core.errors import UserError
 from training.recipe import bases
 
@@ -56,10 +58,28 @@ def find(name: str) -> Entry:
 
 
 def copy(name: str, target: Path) -> Path:
-    """Copy a recipe to a file or into a folder. Raises UserError where something is there already."""
+    """Copy a recipe to a file or into a folder; the copy has the name of its file, and extends the same recipe.
+
+    Raises UserError where something is there already.
+    """
     entry = find(name)
     target = target / entry.path.name if target.is_dir() or str(target).endswith("/") else target
     if target.exists():
         raise UserError("something is there already", where=target, expected="a new name")
-    files.write_bytes(target, entry.path.read_bytes())
+    files.write_text(target, _own(entry.path, target))
     return target
+
+
+def _own(source: Path, target: Path) -> str:
+    """A recipe's text with the name of its new file, and with the files that it names found from there."""
+    text = source.read_text()
+    text = re.sub(r"^name:.*$", f"name: {_name_of(target)}", text, count=1, flags=re.M)
+
+    def moved(match: re.Match) -> str:
+        return match[1] + os.path.relpath(source.parent / match[2], target.absolute().parent)
+
+    return re.sub(r"^((?:extends:|model:.*\bconfig:)\s*)([^\s,}#'\"]+)", moved, text, flags=re.M)
+
+
+def _name_of(target: Path) -> str:
+    return store.name_from(target.stem.lower().lstrip("._-"))

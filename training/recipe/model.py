@@ -58,6 +58,8 @@ class Memory:
     keep_outputs: bool | str  # or "auto"
     autocast: bool
     expandable_segments: bool
+    cap: str | None  # a size such as 10GiB
+    compile: bool | str  # or "auto"
     adapter_dtype: str
     profile: str
 
@@ -114,6 +116,7 @@ class Checkpoint:
     every_steps: int | None
     every_minutes: float | None
     keep: int
+    background: bool
     initial: bool
 
 

@@ -1,1 +1,1 @@
-"""The run folder: its record, its events and its checkpoints' pointers. It knows no torch and trains nothing."""
+"""The run folder: its record, its events, its checkpoints' pointers, and what is seen of it. It trains nothing."""

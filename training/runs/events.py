@@ -36,16 +36,24 @@ class EventLog:
         self._file.close()
 
 
+def parse_line(line: bytes | str) -> dict | None:
+    """An event of one line; None for a line that is none (cut short by a crash, or damaged)."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and isinstance(value.get("event"), str) and isinstance(value.get("step"), int):
+        return value
+    return None
+
+
 def read_events(folder: Path, event: str | None = None) -> Iterator[dict]:
     """The events of a run in order, all or those of one name."""
     path = folder / EVENTS_FILE
-    if not path.exists():
+    if not path.is_file():
         return
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, "rb") as file:
         for line in file:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if event is None or value.get("event") == event:
+            value = parse_line(line)
+            if value is not None and event in (None, value["event"]):
                 yield value

@@ -1,21 +1,27 @@
 """One run, one folder: `run.json`, `events.jsonl`, `summary.json` and the checkpoints with their pointers.
 
-Invariants: `run.json` is replaced in one step; a checkpoint counts only with its manifest; a pointer is relative, is
-checked when it is read, and where it is wrong the newest complete checkpoint stands in for it.
+Invariants: `run.json` is replaced in one step; whoever works on a run holds `lock.json`, so that a run whose worker is
+gone is known; a checkpoint counts only with its manifest; a pointer is relative, is checked when it is read, and where
+it is wrong the newest complete checkpoint stands in for it.
 """
 
 import contextlib
 import datetime
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from training.core import files, paths, process
+from training.core import files, locks, paths
 from training.core.errors import IntegrityError, MachineError, UserError
 
 RUN_FILE = "run.json"
+LOCK_FILE = "lock.json"
 CHECKPOINTS = "checkpoints"
+STATE_KIND = "checkpoint-state"
 STEP_DIGITS = 6
+_ENDING_SECONDS = 2.0
+"""What a killed supervisor's engine may take to be gone as well."""
 STATUSES = ("queued", "waiting", "running", "paused", "completed", "failed", "cancelled", "lost")
 _STEP_NAME = re.compile(r"step_(\d+)")
 _STAMP_LENGTH = len("20260101-000000")
@@ -27,9 +33,6 @@ def step_name(step: int) -> str:
     return f"step_{step:0{STEP_DIGITS}d}"
 
 
-_STAMP_LENGTH = len("20260101-000000")
-
-
 class RunFolder:
     """A run's folder on disk. Holds no state of its own: every read is of the files."""
 
@@ -38,7 +41,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, name: str, record: dict) -> "RunFolder":
-        """Make the folder of a new run with its first `run.json` (status queued).
+        """Make the folder of a new run with its first `run.json`; the status is queued unless the record has another.
 
         Its name is `<utc>-<name>-<4 hex digits>`; the digits are the second's fraction, so that names tell which came
         first.
@@ -47,9 +50,7 @@ class RunFolder:
         fraction = (now.microsecond << 16) // 1_000_000
         run = cls(paths.roots().runs / f"{now:%Y%m%d-%H%M%S}-{name}-{fraction:04x}")
         run.path.mkdir(parents=True)
-        files.write_json(
-            run.path / RUN_FILE, {"schema": 1, "id": run.id, "status": "queued", "process": None, **record}
-        )
+        files.write_json(run.path / RUN_FILE, {"schema": 1, "id": run.id, "status": "queued", **record})
         return run
 
     @classmethod
@@ -77,8 +78,14 @@ class RunFolder:
     # ---- the record
 
     def record(self) -> dict:
-        """`run.json` as it stands."""
-        return files.read_json(self.path / RUN_FILE)
+        """`run.json` as it stands. Raises IntegrityError where it is no record of a run."""
+        record = files.read_json(self.path / RUN_FILE)
+        if record.get("status") not in STATUSES:
+            raise IntegrityError(
+                "a run's record has no status", where=self.path / RUN_FILE, found=record.get("status"),
+                expected=", ".join(STATUSES),
+            )  # fmt: skip
+        return record
 
     def update(self, **changes: object) -> dict:
         """Replace keys of `run.json` in one step."""
@@ -88,12 +95,48 @@ class RunFolder:
 
     def status(self) -> str:
         """The status word; a run whose process is gone without a word is `lost`, and is written down as such."""
-        record = self.record()
-        if record["status"] in ("running", "waiting") and not process.is_running(record["process"]):
+        status = self.record()["status"]
+        if status not in ("running", "waiting") or self.worker() is not None:
+            return status
+        status = self.record()["status"]  # it may have ended between the two looks
+        if status in ("running", "waiting"):
             with contextlib.suppress(MachineError):  # a place that cannot be written can still be looked at
-                self.update(status="lost", process=None)
+                self.update(status="lost")
             return "lost"
-        return record["status"]
+        return status
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[int]:
+        """Hold the run while the block runs; a child that inherits the descriptor holds it too.
+
+        Raises UserError where another process does, and does not end within a moment.
+        """
+        with contextlib.ExitStack() as held:
+            lock = locks.hold(self.path / LOCK_FILE, f"run {self.id}", wait_seconds=_ENDING_SECONDS, resource="the run")
+            try:
+                descriptor = held.enter_context(lock)
+            except MachineError as error:
+                if (who := self.worker()) is None:
+                    raise
+                raise UserError(
+                    "the run is still running", where=self.path, found=locks.describe(who),
+                    expected="a run that is paused, failed or lost", next_command=f"make runs RUN={self.id}",
+                ) from error  # fmt: skip
+            yield descriptor
+
+    def worker(self) -> dict | None:
+        """The process that works on the run now, or None."""
+        return locks.holder(self.path / LOCK_FILE)
+
+    @property
+    def begun(self) -> float:
+        """When the run was made, in seconds since the epoch, by its id; of a folder with another name, by its record's
+        time on disk."""
+        try:
+            stamp = datetime.datetime.strptime(self.id[:_STAMP_LENGTH], "%Y%m%d-%H%M%S")
+            return stamp.replace(tzinfo=datetime.UTC).timestamp()
+        except ValueError:
+            return (self.path / RUN_FILE).stat().st_mtime
 
     # ---- checkpoints and pointers
 
@@ -168,15 +211,18 @@ def all_runs() -> list[RunFolder]:
 
 def resolve_checkpoint(reference: str) -> Path:
     """The checkpoint folder that is meant: a step folder itself, or of a run (id, folder, `latest`) the best, else
-    the latest. Raises UserError or IntegrityError."""
+    the latest; `ID/best` and `ID/latest` say which. Raises UserError or IntegrityError."""
     path = Path(reference)
+    wanted = path.name if path.name in ("best", "latest") and path.name != reference else None
+    if wanted:
+        reference = str(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     if (path / files.MANIFEST).is_file():
         return path
     if path.is_dir() and _STEP_NAME.fullmatch(path.name):
         files.read_manifest(path, "checkpoint")
     run = RunFolder.open(reference)
-    folder = run.pointed("best")
-    if folder is None and (run.checkpoints / "best.json").exists():
+    folder = None if wanted == "latest" else run.pointed("best")
+    if folder is None and wanted != "latest" and (run.checkpoints / "best.json").exists():
         raise IntegrityError(
             "the run's best checkpoint is damaged or gone",
             where=run.checkpoints / "best.json",
@@ -185,7 +231,7 @@ def resolve_checkpoint(reference: str) -> Path:
             next_command="the same command with another step's folder: "
             + ", ".join(str(run.step_folder(step)) for step in run.steps()[-3:]),
         )
-    folder = folder or run.latest()
+    folder = folder or (None if wanted == "best" else run.latest())
     if folder is None:
         raise UserError(
             "the run has no complete checkpoint",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.core import locks, paths
 from training.core.errors import MachineError, TrainyardError, UserError
-from training.serving import control, prompts, report, swap
+from training.serving import control, memory, prompts, report, swap
 from training.serving.candidate import Candidate
 from training.serving.service import Service, open_service, port_of
 from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
@@ -145,6 +145,7 @@ class _Steps:
             trials = []
             for candidate in self.candidates:
                 record = service.runtime.new_record(candidate.model, port=port, slots=1)
+                candidate.part["fit"] = memory.fit(candidate.model.served, record["device"])
                 swap.require_swappable(service, previous, record)
                 trials.append(swap.Trial(record, candidate.inspect, candidate.part["seconds"]))
         self.document["previous"] = report.state_part(previous)

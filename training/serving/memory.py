@@ -8,6 +8,7 @@ record): a lower bound, since what llama.cpp computes in comes on top.
 import time
 
 from training.calculator import devices
+from training.calculator.serving_fit import Served
 from training.core.errors import MachineError
 from training.core.units import format_bytes
 from training.serving.runtime import OnWait
@@ -24,6 +25,28 @@ def available(device: str) -> devices.Device:
     users = tuple(user for gpu in found for user in gpu.users)
     total, used = sum(gpu.total_bytes for gpu in found), sum(gpu.used_bytes for gpu in found)
     return devices.Device("the GPU's memory", "cuda", total, used, users)
+
+
+def fit(model: Served, device: str, slots: int = 1) -> dict:
+    """What a model needs in service, and the largest context of each slot that fits an empty device of the kind."""
+    found = available(device)
+    largest = model.largest_context_tokens(max(0, found.total_bytes - devices.MARGIN_BYTES), slots)
+    return {
+        "device": found.name, "device_bytes": found.total_bytes, "slots": slots, "context_tokens": largest,
+        "context_length": model.context_length, "needed_bytes": model.total_bytes(largest, slots),
+        "file_bytes": model.file_bytes, "cache_bytes_per_token": model.cache_bytes_per_token,
+        "batch_bytes": model.batch_bytes(largest),
+    }  # fmt: skip
+
+
+def fit_text(found: dict) -> str:
+    """The fit in a line."""
+    if not found["context_tokens"]:
+        return f"no context fits {format_bytes(found['device_bytes'])} of {found['device']}"
+    return (
+        f"{found['context_tokens']} of {found['context_length']} tokens of context x {found['slots']} in "
+        f"{format_bytes(found['needed_bytes'])}, on {found['device']} ({format_bytes(found['device_bytes'])})"
+    )
 
 
 def require_enough(record: dict, previous: dict | None) -> None:

@@ -8,6 +8,7 @@ whether a file is still the one that was hashed.
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.calculator.serving_fit import Served
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.core.progress import Progress
@@ -34,6 +35,11 @@ class ModelFile:
     def memory_bytes(self, ctx_size: int) -> int:
         """What a server of it needs at least: the file, and the keys and values of `ctx_size` tokens."""
         return self.signature["bytes"] + ctx_size * self.header["cache_bytes_per_token"]
+
+    @property
+    def served(self) -> Served:
+        """By what its memory in service is reckoned."""
+        return served(self.header, self.signature["bytes"])
 
 
 def resolve(text: str) -> Path:
@@ -145,15 +151,26 @@ def read_header(path: Path) -> dict:
         "context_length": context_length,
         "tensor_types": header.tensor_types,
         "cache_bytes_per_token": _cache_bytes_per_token(header, architecture),
+        "vocab_size": len(header.values.get("tokenizer.ggml.tokens", ())),
+        "inner_size": _largest(header.values.get(f"{architecture}.feed_forward_length", 0)),
     }
+
+
+def served(header: dict, file_bytes: int) -> Served:
+    """The figures of a header by which its memory in service is reckoned."""
+    names = ("cache_bytes_per_token", "vocab_size", "inner_size", "context_length")
+    return Served(file_bytes, *(header[name] for name in names))
+
+
+def _largest(value: object) -> int:
+    return max(value, default=0) if isinstance(value, list) else int(value)
 
 
 def _cache_bytes_per_token(header: gguf_header.Header, architecture: str) -> int:
     """Keys and values of one token in all layers, 2 bytes each (llama.cpp's default cache is f16); 0 where unsaid."""
 
     def number(name: str) -> int:
-        value = header.values.get(f"{architecture}.{name}", 0)
-        return max(value, default=0) if isinstance(value, list) else int(value)
+        return _largest(header.values.get(f"{architecture}.{name}", 0))
 
     heads = number("attention.head_count")
     width = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)

@@ -11,6 +11,7 @@ from training.core.log import say
 from training.core.report import utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import GREEDY
+from training.serving import memory
 from training.serving.swap import Swap
 
 _TEXT_WIDTH = 48
@@ -28,8 +29,8 @@ def opening(model: str, other: str | None, dry_run: bool, keep_serving: bool) ->
 def _opening_part(model: str) -> dict:
     """What is found of one model."""
     return {
-        "model": {"asked": model}, "manifest": None, "server": None, "loaded": None, "fingerprint": None,
-        "prompt_ids": None, "smoke": [], "seconds": {},
+        "model": {"asked": model}, "manifest": None, "fit": None, "server": None, "loaded": None,
+        "fingerprint": None, "prompt_ids": None, "smoke": [], "seconds": {},
     }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def close(document: dict, error: BaseException | None) -> None:
     if error is None:
         document |= {"verdict": "PASS", "exit_code": 0}
     elif isinstance(error, KeyboardInterrupt):
-        name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+        name = error.signal_name if isinstance(error, Terminated) else "SIGINT"
         document |= {"verdict": "INTERRUPTED", "exit_code": INTERRUPTED_EXIT_CODE}
         document["error"] = {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": f"stopped by {name}"}
     else:
@@ -106,6 +107,7 @@ def rows(document: dict, path: Path | None) -> dict[str, str]:
         "service": _service(document),
         "previous": _previous(document["previous"]),
         "new model": _new_model(document["model"]),
+        "fits": document["fit"] and memory.fit_text(document["fit"]),
         "health": _health(document),
         "prompt ids": _prompt_ids(document["prompt_ids"]),
         "fingerprint": _fingerprint(document["fingerprint"]),

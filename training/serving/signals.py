@@ -51,7 +51,7 @@ class Deferred:
         """Raise KeyboardInterrupt or Terminated where a signal has come, once: a second does not break the clean-up."""
         if self.pending and not self._has_raised:
             self._has_raised = True
-            raise KeyboardInterrupt if self.pending == signal.SIGINT else Terminated
+            raise KeyboardInterrupt if self.pending == signal.SIGINT else Terminated(signal_name=self.pending.name)
 
     def _take(self, number: int, _: FrameType | None) -> None:
         self.pending = self.pending or signal.Signals(number)

@@ -4,9 +4,11 @@ A GGUF with the tokenizer's vocabulary and a few random weights is served for a 
 GGUF's vocabulary here; the converter's own way is proved at export.
 """
 
+import math
 import random
 import tempfile
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from training.core import files
@@ -38,8 +40,16 @@ def prove(tokenizer: Tokenizer, texts: Iterable[str]) -> dict:
 
 
 def _draw(texts: Iterable[str]) -> list[str]:
-    lines = [line[:_MAX_LINE_CHARS] for text in texts for line in text.split("\n") if line.strip()]
-    return random.Random(_SEED).sample(lines, min(NUM_LINES, len(lines)))
+    """Lines from everywhere in texts of any number (reservoir sampling; Li 1994, algorithm L)."""
+    lines = (line[:_MAX_LINE_CHARS] for text in texts for line in text.split("\n") if line.strip())
+    kept, generator, weight = list(islice(lines, NUM_LINES)), random.Random(_SEED), 1.0
+    while True:
+        weight *= math.exp(math.log(1 - generator.random()) / NUM_LINES)
+        skipped = math.floor(math.log(1 - generator.random()) / math.log1p(-weight))
+        line = next(islice(lines, skipped, None), None)
+        if line is None:
+            return kept
+        kept[generator.randrange(NUM_LINES)] = line
 
 
 def vocabulary(tokenizer: Tokenizer) -> tiny.Vocabulary:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.tokenizer import artifact, chat_templates, measure, pretokenizers
+from training.core.units import format_bytes
+from training.tokenizer import artifact, chat_templates, measure, need, pretokenizers
 
 if TYPE_CHECKING:
     import tokenizers
@@ -27,6 +28,8 @@ _NUM_BYTES = 256
 _MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
 _LOOK_SECONDS = 0.5
+_PIECE_CHARS = 1 << 16
+_BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
 Prove = Callable[[artifact.Tokenizer, Iterable[str]], dict]
@@ -107,9 +110,11 @@ def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None 
     with store.exclusive(folder, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
+        predicted_bytes = predicted_memory_bytes(corpus, settings)
+        need.require(predicted_bytes, corpus.dataset)
         library = learn(corpus, settings)
         with files.atomic_folder(folder) as temporary:
-            _write(temporary, library, corpus, settings, name, key, prove)
+            _write(temporary, library, corpus, settings, name, key, predicted_bytes, prove)
     return folder, False
 
 
@@ -122,6 +127,12 @@ def _key(corpus: Corpus, settings: Settings) -> str:
             "specials": settings.specials, "library": tokenizers.__version__,
         }
     )  # fmt: skip
+
+
+def predicted_memory_bytes(corpus: Corpus, settings: Settings) -> int:
+    """The most bytes by which `learn` grows this process."""
+    parts = (part for text in corpus.read() for part in pieces(text, settings.longest_run_chars))
+    return need.predict(parts, corpus.text_bytes, settings.pre_tokenizer, settings.vocab_size)
 
 
 def learn(corpus: Corpus, settings: Settings) -> "tokenizers.Tokenizer":
@@ -167,9 +178,22 @@ def _interruptible(work: Callable[[], object]) -> None:
 def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
     with Progress("tokenizer", corpus.text_bytes, "B") as progress:
         for text in corpus.read():
-            yield from cut_long_runs(text, longest_run_chars)
-            progress.advance(len(text.encode()))
+            yield from pieces(text, longest_run_chars)
+            progress.advance(len(text) if text.isascii() else len(text.encode()))
         progress.write("tokenizer: texts read, merging pairs")
+
+
+def pieces(text: str, longest_run_chars: int) -> Iterator[str]:
+    """Yield a text in parts of about 64 Ki characters, since the library needs a hundred bytes for each that it holds.
+
+    A cut before a blank between two words, or behind a line's end, parts no pre-token of any pre-tokenizer here.
+    """
+    for part in cut_long_runs(text, longest_run_chars):
+        start = 0
+        while len(part) - start > _PIECE_CHARS and (cut := _BETWEEN_WORDS.search(part, start + _PIECE_CHARS)):
+            yield part[start : cut.start()]
+            start = cut.start()
+        yield part[start:] if start else part
 
 
 def cut_long_runs(text: str, longest_chars: int) -> Iterator[str]:
@@ -194,15 +218,25 @@ def _may_have_long_run(text: str, longest_chars: int) -> bool:
     return re.search(rf"\S{{{num_samples}}}|\s{{{num_samples}}}", text[::step]) is not None
 
 
-def _write(folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, prove: Prove | None) -> None:
+def _write(
+    folder: Path, library, corpus: Corpus, settings: Settings, name: str, key: str, predicted_bytes: int,
+    prove: Prove | None,
+) -> None:  # fmt: skip
     files.write_text(folder / artifact.TOKENIZER, library.to_str(pretty=True))
     files.write_json(folder / artifact.CONFIG, _transformers_config())
     if source := chat_templates.named(settings.chat_template).source:
         files.write_text(folder / artifact.TEMPLATE, source)
     body = manifest_of(folder, name, settings)
+    if prove is not None and body["vocab_size"] <= _NUM_BYTES + len(settings.specials):
+        raise UserError(
+            "the text gives no entry but single bytes, and llama.cpp reads no such vocabulary", where=corpus.dataset,
+            found=f"{format_bytes(corpus.text_bytes)} of text", next_command="make tokenizer-train DATASET=stdlib",
+            expected=f"pairs that come {settings.min_frequency} times, and more than {body['vocab_size']} entries",
+        )  # fmt: skip
     if body["vocab_size"] < settings.vocab_size:
         _logger.warning("the text gave only %d of %d vocabulary entries", body["vocab_size"], settings.vocab_size)
     body |= {"key": key, "settings": asdict(settings), "trained_on": corpus.to_manifest()}
+    body["predicted_memory_bytes"] = predicted_bytes
     tokenizer = artifact.Tokenizer(folder, body)
     figures = _measure(tokenizer, corpus)
     if prove is not None:

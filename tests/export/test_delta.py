@@ -1,0 +1,176 @@
+"""Adapters handed on as a zip: what goes in, and everything that must not come out."""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_adapter import write_adapter
+from tiny_checkpoint import write_model
+
+from training.cli import main
+from training.core import files, paths
+from training.core.errors import IntegrityError, UserError
+from training.export import delta
+from training.export.checkpoint import Checkpoint, open_checkpoint
+from training.recipe import bases
+
+BASE = "tiny-base"
+
+
+@pytest.fixture
+def base(own_roots: Path, tokenizer_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pinned and fetched base of the test's own."""
+    folder = write_model(paths.roots().bases / BASE)
+    for file in tokenizer_files.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    digest = files.sha256_file(folder / "model.safetensors")
+    pins = {"model.safetensors": digest}
+    files.write_manifest(folder, bases.KIND, {"name": BASE, "revision": "1", "weights_sha256": digest, "pinned": pins})
+    known = {BASE: bases.Base(BASE, "folder:x", "1", "MIT", pins, {})}
+    monkeypatch.setattr(bases, "load", lambda path=None: known)
+    return folder
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Checkpoint:
+    folder = write_adapter(tmp_path / "someone/adapter", base, base_model_name_or_path=BASE, revision="/home/someone")
+    return open_checkpoint(str(folder))
+
+
+@pytest.fixture
+def archive(adapter: Checkpoint) -> Path:
+    return delta.export(adapter, "mine")[0]
+
+
+def _rewritten(archive: Path, target: Path, **changes: object) -> Path:
+    """A copy with entries replaced, added or (None) left out; `name=(bytes, ZipInfo changes)`."""
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
+        entries = {info.filename: old.read(info) for info in old.infolist()} | changes
+        for name, data in entries.items():
+            if data is not None:
+                new.writestr(name, data)
+    return target
+
+
+def _with_manifest(archive: Path, target: Path, **changes: object) -> Path:
+    with zipfile.ZipFile(archive) as old:
+        manifest = json.loads(old.read("manifest.json"))
+    return _rewritten(archive, target, **{"manifest.json": json.dumps(manifest | changes)})
+
+
+def test_the_same_adapter_gives_the_same_bytes_and_names_no_place(adapter: Checkpoint, archive: Path, tmp_path: Path):
+    first = archive.read_bytes()
+    assert delta.export(adapter, "mine")[0].read_bytes() == first
+    with zipfile.ZipFile(archive) as opened:
+        assert sorted(opened.namelist()) == sorted(delta.NAMES)
+        texts = opened.read("adapter_config.json") + opened.read("manifest.json")
+    assert str(tmp_path).encode() not in first and b"/home/someone" not in first and b"tiny-base" in texts
+
+
+def test_what_goes_out_comes_in_as_a_source(adapter: Checkpoint, archive: Path):
+    folder, manifest = delta.load(archive, "theirs")
+    again = open_checkpoint(str(folder))
+    assert again.adapter.counts == adapter.adapter.counts
+    assert again.origin["weights_sha256"] == adapter.origin["weights_sha256"] and manifest["base"]["name"] == BASE
+    assert again.shapes == adapter.shapes
+    assert delta.load(archive, "theirs")[0] == folder  # once more changes nothing
+
+
+def test_both_commands(adapter: Checkpoint, capsys: pytest.CaptureFixture[str]):
+    assert main(["delta-export", str(adapter.adapter.folder), "--name", "mine", "--json"]) == 0
+    path = paths.roots().trained / "mine/mine.delta.zip"
+    assert main(["delta-import", str(path), "--name", "theirs", "--json"]) == 0
+    assert "make export-gguf CHECKPOINT=" in capsys.readouterr().err
+    assert main(["delta-import", "nothing.zip"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"../escape.txt": b"x"}, {"/tmp/escape.txt": b"x"}, {"more.py": b"x"}, {"adapter_config.json": None}],
+    ids=["parent", "absolute", "another name", "missing"],
+)  # fmt: skip
+def test_other_names_are_refused_and_nothing_is_written(archive: Path, tmp_path: Path, changes: dict):
+    spoiled = _rewritten(archive, tmp_path / "x.zip", **changes)
+    before = set(paths.roots().data.rglob("*"))
+    with pytest.raises(IntegrityError, match="other files than it may"):
+        delta.load(spoiled, "theirs")
+    assert set(paths.roots().data.rglob("*")) == before and not list(tmp_path.parent.glob("escape*"))
+
+
+def test_a_link_is_refused(archive: Path, tmp_path: Path):
+    target = tmp_path / "x.zip"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            if info.filename == "adapter_config.json":
+                info = zipfile.ZipInfo(info.filename)
+                info.external_attr = 0o120777 << 16
+            new.writestr(info, old.read(info.filename))
+    with pytest.raises(IntegrityError, match="other files"):
+        delta.load(target)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(archive: Path, tmp_path: Path):
+    target = tmp_path / "x.zip"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            bomb = info.filename == "adapter_model.safetensors"
+            new.writestr(info.filename, bytes(64 << 20) if bomb else old.read(info))
+    with pytest.raises(IntegrityError, match="larger than it may be"):
+        delta.load(target)
+
+
+def test_an_entry_that_is_larger_than_it_claims_is_refused(archive: Path, tmp_path: Path):
+    data = bytearray(archive.read_bytes())
+    with zipfile.ZipFile(archive) as old:
+        size = old.getinfo("adapter_model.safetensors").file_size
+    small = (size - 64).to_bytes(4, "little")
+    place = data.rindex(size.to_bytes(4, "little"))
+    data[place : place + 4] = small
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(IntegrityError):
+        delta.load(tmp_path / "x.zip", "theirs")
+
+
+def test_an_unknown_base_is_refused(archive: Path, tmp_path: Path):
+    other = {"name": "unknown", "weights_sha256": "0" * 64}
+    with pytest.raises(UserError, match="base is not known"):
+        delta.load(_with_manifest(archive, tmp_path / "x.zip", base=other), "theirs")
+
+
+def test_other_weights_of_the_base_are_refused(archive: Path, tmp_path: Path):
+    other = {"name": BASE, "weights_sha256": "0" * 64}
+    with pytest.raises(UserError, match="other weights of its base"):
+        delta.load(_with_manifest(archive, tmp_path / "x.zip", base=other), "theirs")
+
+
+def test_a_lying_header_of_a_tensor_is_refused(archive: Path, tmp_path: Path):
+    with zipfile.ZipFile(archive) as old:
+        data = bytearray(old.read("adapter_model.safetensors"))
+        manifest = json.loads(old.read("manifest.json"))
+    data[:8] = (1 << 40).to_bytes(8, "little")
+    digest = hashlib.sha256(data).hexdigest()
+    manifest["files"]["adapter_model.safetensors"] = {"sha256": digest, "bytes": len(data)}
+    changes = {"adapter_model.safetensors": bytes(data), "manifest.json": json.dumps(manifest)}
+    with pytest.raises(IntegrityError, match="not a safetensors file"):
+        delta.load(_rewritten(archive, tmp_path / "x.zip", **changes), "theirs")
+    assert not (paths.roots().trained / "theirs" / "theirs-delta").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"no zip at all", b"{}"])
+def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes):
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(IntegrityError, match="not a delta's zip"):
+        delta.load(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"kind": "delta"}', b"not json", b"[" * 100000])
+def test_a_damaged_manifest_is_refused(archive: Path, tmp_path: Path, manifest: bytes):
+    with pytest.raises(IntegrityError, match="manifest"):
+        delta.load(_rewritten(archive, tmp_path / "x.zip", **{"manifest.json": manifest}), "theirs")
+
+
+def test_a_whole_model_is_no_delta(plain: Checkpoint):
+    with pytest.raises(UserError, match="only an adapter"):
+        delta.export(plain, "mine")

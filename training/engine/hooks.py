@@ -1,0 +1,37 @@
+"""What the loop calls out to, and what it says of a step; `training.engine.trainer` implements it, tests may."""
+
+import contextlib
+import dataclasses
+
+from training.engine.state import TrainState
+from training.objectives.contract import Score
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step reports."""
+
+    score: Score
+    rate: float
+    grad_norm: float
+    seconds: float
+
+
+class Hooks:
+    """Does nothing, and never asks for a stop."""
+
+    def on_step(self, state: TrainState, result: StepResult) -> None: ...
+    def on_validation(self, state: TrainState, score: Score, is_best: bool) -> None: ...
+    def on_event(self, event: str, state: TrainState, **values: object) -> None: ...
+    def save(self, state: TrainState) -> None: ...
+
+    def write_seconds(self) -> float:
+        """What it takes until the disk has a checkpoint, as far as that is known."""
+        return 0.0
+
+    def stop_requested(self) -> str | None:
+        """`pause` or `cancel`, where somebody asked for it."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Surround a part of a step: `forward` and `backward` of each micro-batch, and `optimizer_step`."""
+        return contextlib.nullcontext()

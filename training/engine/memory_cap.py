@@ -1,0 +1,53 @@
+"""The most memory that a run may take, held to by the allocator of a GPU, or by the kernel for the process on a CPU.
+
+What asks for more gets an out-of-memory error at that point, and the machine's other work keeps its memory.
+Source: setrlimit(2), RLIMIT_DATA, which counts private memory since Linux 4.7; proc(5), VmData and VmRSS.
+"""
+
+import re
+import resource
+from pathlib import Path
+
+import torch
+
+from training.core.errors import RunError
+from training.core.units import format_bytes, parse_bytes
+from training.engine.device import Device
+
+TIMES_ESTIMATE = 2.0
+
+
+def of_device(cap: str | None, device: Device, estimate_bytes: int | None) -> int | None:
+    """Cap what PyTorch takes of a GPU, before it has taken anything; returns the cap, None on a CPU."""
+    if device.torch_device.type != "cuda":
+        return None
+    total = torch.cuda.get_device_properties(device.torch_device).total_memory
+    wanted = parse_bytes(cap) if cap else int(TIMES_ESTIMATE * estimate_bytes) if estimate_bytes else total
+    capped = min(total, wanted)
+    torch.cuda.set_per_process_memory_fraction(capped / total, device.torch_device)
+    return capped
+
+
+def of_process(cap: str | None, device: Device) -> int | None:
+    """Cap this process's memory on a CPU, its model loaded; returns the limit that was set, None where none was.
+
+    Raises RunError where the process has more already.
+    """
+    if cap is None or device.torch_device.type != "cpu":
+        return None
+    held, mapped = _status_bytes("VmRSS"), _status_bytes("VmData")
+    left = parse_bytes(cap) - held
+    if left <= 0:
+        raise RunError(
+            "out of memory: the model alone takes more than the run may", where="memory.cap",
+            found=f"{format_bytes(held)} before the first step", expected=f"at most {cap}",
+            next_command="raise memory.cap",
+        )  # fmt: skip
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = mapped + left if hard == resource.RLIM_INFINITY else min(hard, mapped + left)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return limit
+
+
+def _status_bytes(name: str) -> int:
+    return int(re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.M)[1]) * 1024

@@ -1,0 +1,53 @@
+"""How a run is asked to stop: by a signal, or by a file named `pause` or `cancel` in its folder.
+
+The first SIGINT, SIGTERM or SIGHUP, and a `pause` file, save and stop after the step; a second signal stops at once.
+`cancel` stops after the step and saves nothing. A request is used up by the stop that it asked for.
+"""
+
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+PAUSE, CANCEL = "pause", "cancel"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_logger = logging.getLogger(__name__)
+
+
+class Requests:
+    """The requests to one run."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.signal: str | None = None
+
+    def pending(self) -> str | None:
+        """`cancel` or `pause`, where somebody asked for it."""
+        if (self._folder / CANCEL).exists():
+            return CANCEL
+        return PAUSE if self.signal or (self._folder / PAUSE).exists() else None
+
+    def clear(self) -> None:
+        """Take away the files of requests that are done, or older than this start."""
+        for name in (PAUSE, CANCEL):
+            (self._folder / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the first signal as a request; the next one acts at once."""
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+
+        def request(number: int, _frame: object) -> None:
+            self.signal = signal.Signals(number).name
+            signal.signal(number, handlers[number])
+            _logger.warning("%s: saving after this step; once more stops at once", self.signal)
+
+        for number in handlers:
+            signal.signal(number, request)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

@@ -1,0 +1,98 @@
+"""An adapter as a GGUF of its own, which a server loads beside the base's file, unmerged.
+
+It is proved as a whole model is: served beside its base in F16, against the adapter beside its base in PyTorch. Only
+pairs of factors can be served so; trained rows and full copies need a merge.
+"""
+
+from pathlib import Path
+
+from training.core import files, locks, paths, store, version
+from training.core.errors import UserError
+from training.export import checks, gguf_file, proof
+from training.export.checkpoint import Checkpoint
+from training.export.export import Output, publish
+from training.export.manifest import ADAPTER_KIND
+from training.llamacpp import convert, pin, source
+
+QUANTS = ("F16", "F32")
+
+
+def path_of(name: str, quant: str) -> Path:
+    """Where the adapter of a name lies."""
+    return paths.roots().trained / name / f"{name}-adapter-{quant}.gguf"
+
+
+def problem_of(checkpoint: Checkpoint) -> UserError | None:
+    """Why a checkpoint cannot be served as an adapter; None where it can."""
+    if checkpoint.adapter is None:
+        found = "a whole model"
+    elif checkpoint.adapter.rows or checkpoint.adapter.copies:
+        counts = checkpoint.adapter.counts
+        found = ", ".join(f"{counts[kind]} {kind}" for kind in ("trained rows", "full copies") if counts[kind])
+    else:
+        return None
+    return UserError(
+        "this cannot be served as an adapter beside its base", where=checkpoint.folder, found=found,
+        expected="an adapter of factors alone", next_command="the same command with --format gguf in ARGS",
+    )  # fmt: skip
+
+
+def export(checkpoint: Checkpoint, quant: str, *, name: str, force: bool = False) -> Output:
+    """Export `$DATA_ROOT/models/trained/<name>/<name>-adapter-<QUANT>.gguf` with its manifest, proved.
+
+    Raises UserError where it is no adapter of factors alone, RunError where the served model is not the trained one.
+    """
+    if problem := problem_of(checkpoint):
+        raise problem
+    store.check_name(name, "model")
+    checks.check(checkpoint, convert.architectures(source.require_source()))
+    target = path_of(name, quant)
+    files.require_space(target.parent, checkpoint.num_parameters * 2 + (64 << 20), "the adapter and its base")
+    lock = paths.roots().trained / f".{name}.lock"
+    with (
+        locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"),
+        files.disk_errors(target),
+        files.scratch_folder(target.parent) as work,
+    ):
+        made = work / target.name
+        facts, proved = _made(checkpoint, quant, name, made, work)
+        if not force and target.exists() and files.sha256_file(target) != facts["sha256"]:
+            raise _in_the_way(target)
+        positions = proved.pop("positions")
+        return publish(target, made, _manifest(checkpoint, target, quant, name, facts, proved), positions)
+
+
+def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path) -> tuple[dict, dict]:
+    """Convert adapter and base, and prove the two together; what the file is, and its proof."""
+    (work / "beside").mkdir()
+    with convert.Conversion.start_adapter(
+        checkpoint.adapter.folder, checkpoint.config, quant, made, work / "beside"
+    ) as conversion:
+        conversion.wait()
+    base = work / "base.gguf"
+    with convert.Conversion.start(
+        checkpoint.folder, {"F16": base}, tokenizer=checkpoint.tokenizer_folder,
+        pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=name,
+        workspace=work, bos_id=checkpoint.bos_id, turn_end_id=checkpoint.turn_end_id,
+    ) as conversion:  # fmt: skip
+        prepared = proof.Proof.prepare(checkpoint)
+        conversion.wait()
+    proved = prepared.run(base, "F16", work, lora=made)
+    return gguf_file.tensors_of(made), proved
+
+
+def _in_the_way(target: Path) -> UserError:
+    return UserError(
+        "another adapter has this name", where=target, found="other bytes", expected="no file, or the same bytes",
+        next_command="the same command with another --name, or with --force, in ARGS",
+    )  # fmt: skip
+
+
+def _manifest(checkpoint: Checkpoint, target: Path, quant: str, name: str, facts: dict, proved: dict) -> dict:
+    origin = checkpoint.origin
+    keys = ("run", "step", "method", "base", "weights_sha256", "tokenizer", "dataset", "recipe_sha256")
+    return {
+        "schema": 1, "kind": ADAPTER_KIND, "name": name, "file": target.name, "quant_type": quant, **facts,
+        **{key: origin[key] for key in keys}, "adapter_tensors": checkpoint.adapter.counts,
+        "llama_cpp": pin.load().to_json(), "tool": version.tool(), **proved,
+    }  # fmt: skip

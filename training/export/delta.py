@@ -1,0 +1,230 @@
+"""An adapter as one file to hand on: a zip of its factors, its settings and a manifest, without any path of a machine.
+
+Owns what may be in such a file. Import takes three names and no other, looks at sizes before it unpacks a byte, checks
+the header of every tensor, and refuses a base that is not here under the very hash that the adapter was trained on.
+The same adapter gives the same bytes.
+"""
+
+import hashlib
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+from training.core import files, paths, store, version
+from training.core.errors import IntegrityError, UserError
+from training.core.units import format_bytes
+from training.export import adapter as adapters
+from training.export import checks, weights
+from training.export.checkpoint import DELTA, Checkpoint
+from training.recipe import bases
+from training.runs.folder import RunFolder
+
+NAMES = (adapters.SETTINGS, adapters.WEIGHTS, files.MANIFEST)
+MAX_BYTES = 16 << 30
+_MAX_TEXT_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
+_KEPT = (
+    "peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "bias", "fan_in_fan_out",
+    "use_rslora", "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
+)  # fmt: skip
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def path_of(name: str) -> Path:
+    """Where the delta of a name lies."""
+    return paths.roots().trained / name / f"{name}.delta.zip"
+
+
+def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[Path, dict]:
+    """Write an adapter as `$DATA_ROOT/models/trained/<name>/<name>.delta.zip`; returns its path and manifest.
+
+    Raises UserError where the checkpoint is no adapter of a pinned base, or other bytes are in the way.
+    """
+    if checkpoint.adapter is None or checkpoint.origin["base"]["name"] not in bases.load():
+        raise UserError(
+            "only an adapter of a pinned base can be handed on", where=checkpoint.folder,
+            found="a whole model" if checkpoint.adapter is None else checkpoint.origin["base"]["name"],
+            expected=f"an adapter of one of {', '.join(bases.load())}",
+        )  # fmt: skip
+    store.check_name(name, "model")
+    checks.check_finite(checkpoint)
+    target, settings = path_of(name), _settings(checkpoint)
+    manifest = _manifest(checkpoint, name, settings)
+    with files.scratch_folder(target.parent) as work:
+        made = work / target.name
+        _write(made, checkpoint.adapter.folder / adapters.WEIGHTS, settings, manifest)
+        if target.exists() and not force and files.sha256_file(target) != files.sha256_file(made):
+            raise UserError(
+                "another delta has this name", where=target, found="other bytes", expected="no file, or the same bytes",
+                next_command="the same command with another --name, or with --force, in ARGS",
+            )  # fmt: skip
+        files.fsync_path(made)
+        made.replace(target)
+    files.fsync_path(target.parent)
+    return target, manifest
+
+
+def _settings(checkpoint: Checkpoint) -> bytes:
+    """PEFT's settings by the keys that mean something, the base by its name: a foreign file may hold any path."""
+    own = checkpoint.adapter.settings
+    kept = {key: own[key] for key in _KEPT if own.get(key) is not None}
+    return _text(kept | {"base_model_name_or_path": checkpoint.origin["base"]["name"]})
+
+
+def _text(value: dict) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
+    origin, own = checkpoint.origin, checkpoint.adapter.settings
+    weights_file = checkpoint.adapter.folder / adapters.WEIGHTS
+    return {
+        "schema": 1, "kind": DELTA, "name": name, "base": origin["base"], "method": origin["method"],
+        "rank": own["r"], "alpha": own["lora_alpha"], "dropout": own.get("lora_dropout", 0.0),
+        "targets": own.get("target_modules"), "run": origin["run"], "step": origin["step"],
+        "dataset": origin["dataset"], "tokenizer": origin["tokenizer"], "recipe_sha256": origin["recipe_sha256"],
+        "scores": _scores(origin["run"]), "tool": version.tool(),
+        "files": {
+            adapters.SETTINGS: {"sha256": hashlib.sha256(settings).hexdigest(), "bytes": len(settings)},
+            adapters.WEIGHTS: files.file_record(weights_file),
+        },
+    }  # fmt: skip
+
+
+def _scores(run: str | None) -> dict | None:
+    """What the run's summary says of before and after; None where the run is not on this machine."""
+    summary = run and RunFolder(paths.roots().runs / run).path / "summary.json"
+    if not summary or not summary.is_file():
+        return None
+    found = files.read_json(summary)
+    return {key: value for key, value in found.items() if isinstance(value, int | float) and "loss" in key} or None
+
+
+def _write(made: Path, weights_file: Path, settings: bytes, manifest: dict) -> None:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, data in ((files.MANIFEST, _text(manifest)), (adapters.SETTINGS, settings)):
+            archive.writestr(zipfile.ZipInfo(name, _DATE), data)
+        info = zipfile.ZipInfo(adapters.WEIGHTS, _DATE)
+        info.file_size = weights_file.stat().st_size
+        with open(weights_file, "rb") as source, archive.open(info, "w", force_zip64=True) as target:
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
+
+
+# ---- import
+
+
+def load(archive: Path, name: str | None = None) -> tuple[Path, dict]:
+    """Unpack a delta into `$DATA_ROOT/models/trained/<name>/<name>-delta/` and open it; returns folder and manifest.
+
+    Raises IntegrityError where the file holds anything else than it should, UserError where its base is not known.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            entries = _entries(archive, opened)
+            manifest = _read_manifest(archive, opened)
+            name = store.check_name(name or str(manifest.get("name")), "model")
+            target = paths.roots().trained / name / f"{name}-delta"
+            files.require_space(target, sum(entry.file_size for entry in entries), "the delta")
+            with files.scratch_folder(target.parent) as work:
+                (work / "delta").mkdir()
+                for entry in entries:
+                    _unpack(opened, entry, work / "delta" / entry.filename)
+                _check(archive, work / "delta", manifest)
+                _publish(work, target, manifest)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, RecursionError):
+            raise
+        raise IntegrityError("not a delta's zip", where=archive, found=error, expected=", ".join(NAMES)) from error
+    return target, manifest
+
+
+def _entries(archive: Path, opened: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The entries, their names and sizes judged before anything is read."""
+    entries = opened.infolist()
+    names = [entry.filename for entry in entries]
+    if sorted(names) != sorted(NAMES) or any(entry.is_dir() or _is_link(entry) for entry in entries):
+        raise IntegrityError(
+            "a delta holds other files than it may", where=archive, found=", ".join(names[:6]) or "nothing",
+            expected=", ".join(NAMES),
+        )  # fmt: skip
+    for entry in entries:
+        limit = MAX_BYTES if entry.filename == adapters.WEIGHTS else _MAX_TEXT_BYTES
+        if entry.file_size > limit or entry.file_size > 100 * max(entry.compress_size, 1):
+            raise IntegrityError(
+                "an entry of the delta is larger than it may be", where=f"{archive}: {entry.filename}",
+                found=f"{format_bytes(entry.file_size)} packed in {format_bytes(entry.compress_size)}",
+                expected=f"at most {format_bytes(limit)}, hardly packed",
+            )  # fmt: skip
+    return entries
+
+
+def _is_link(entry: zipfile.ZipInfo) -> bool:
+    return (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000)
+
+
+def _read_manifest(archive: Path, opened: zipfile.ZipFile) -> dict:
+    try:
+        manifest = files.parse_json(opened.read(files.MANIFEST))
+        well_formed = manifest["kind"] == DELTA and {*manifest["files"]} == {*NAMES} - {files.MANIFEST}
+        records = all({*record} == {"sha256", "bytes"} for record in manifest["files"].values())
+        base = {key: str(manifest["base"][key]) for key in ("name", "weights_sha256")}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError("the delta's manifest is damaged", where=archive, found=repr(error)[:200]) from error
+    if not (well_formed and records):
+        raise IntegrityError("the delta's manifest is another thing's", where=archive, found=manifest["kind"])
+    known = bases.load()
+    if base["name"] not in known:
+        raise UserError(
+            "the delta's base is not known here", where=archive, found=base["name"], expected=", ".join(known),
+            next_command="add the base to recipes/bases.yaml, pin it, fetch it, and import again",
+        )  # fmt: skip
+    known[base["name"]].require_folder()
+    own = files.read_manifest(known[base["name"]].folder, bases.KIND)["weights_sha256"]
+    if own != base["weights_sha256"]:
+        raise UserError(
+            "the delta was trained on other weights of its base", where=archive,
+            found=files.short(base["weights_sha256"]), expected=f"{base['name']}, {files.short(own)}",
+        )  # fmt: skip
+    return manifest
+
+
+def _unpack(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:
+    """Unpack one entry, never more of it than it claims."""
+    left = entry.file_size
+    with opened.open(entry) as source, open(target, "wb") as output:
+        while chunk := source.read(min(_CHUNK_BYTES, left + 1)):
+            left -= len(chunk)
+            if left < 0:
+                raise zipfile.BadZipFile(f"{entry.filename} is larger than it claims")
+            output.write(chunk)
+
+
+def _check(archive: Path, folder: Path, manifest: dict) -> None:
+    """Hold the unpacked files against the manifest, and the adapter against itself and its base."""
+    for name, record in manifest["files"].items():
+        files.verify_file(folder / name, record)
+    opened = adapters.open_adapter(folder)
+    _, wrong = weights.open_file(folder / adapters.WEIGHTS).sweep()
+    if wrong:
+        raise IntegrityError("a weight of the delta is no number", where=f"{archive}: {wrong[0]}", found=wrong[1])
+    base = bases.find(manifest["base"]["name"])
+    found = {one.name: one for path in sorted(base.folder.glob("*.safetensors"))
+             for one in weights.open_file(path).tensors}  # fmt: skip
+    is_tied = files.read_json(base.folder / "config.json").get("tie_word_embeddings", False)
+    adapters.Merged(found, opened, is_tied=is_tied)
+
+
+def _publish(work: Path, target: Path, manifest: dict) -> None:
+    for path in (work / "delta").iterdir():
+        files.fsync_path(path)
+    if target.exists():
+        there = files.read_json(target / files.MANIFEST)
+        if there != manifest:
+            raise UserError(
+                "another delta has this name", where=target, found=there.get("name"),
+                expected="a name that is free: --name", next_command="the same command with --name NAME in ARGS",
+            )  # fmt: skip
+        return
+    (work / "delta").rename(target)
+    files.fsync_path(target.parent)

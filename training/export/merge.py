@@ -1,0 +1,121 @@
+"""An adapter and its base written as one model: safetensors of their own, a block of rows at a time.
+
+Two uses: a folder for the converter, in float32 where the adapter adds to a tensor, so that the export's type is the
+only rounding; and a standalone Hugging Face folder, cast once to the base's types. Memory is that of a block.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from training.core import files, paths, store, version
+from training.core.errors import UserError
+from training.core.progress import Progress
+from training.export import weights
+from training.export.checkpoint import CONFIG, KIND, TEMPLATE, Checkpoint
+from training.tokenizer import artifact
+
+_WEIGHTS = "model.safetensors"
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def write(checkpoint: Checkpoint, folder: Path, *, cast: bool) -> str:
+    """Write `model.safetensors` and `config.json` into a folder; returns the sha256 of the weights.
+
+    Args:
+        cast: round merged tensors to the base's types; else they stay float32.
+    """
+    layout = {
+        name: (tensor.base.dtype if cast else tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / CONFIG, checkpoint.config)
+    total = sum(prod(shape) for _, shape in layout.values())
+    with weights.Writer(folder / _WEIGHTS, layout) as writer, Progress("merging", total, "weights") as progress:
+        for name, tensor in checkpoint.tensors.items():
+            wanted = weights.torch_type(layout[name][0])
+            for _, block in tensor.blocks():
+                writer.add(block.to(wanted))
+                progress.advance(block.numel())
+        return writer.close()
+
+
+def num_bytes(checkpoint: Checkpoint, *, cast: bool) -> int:
+    """The bytes of the weights that `write` writes."""
+    types = {
+        name: tensor.base.dtype if cast else tensor.dtype for name, tensor in checkpoint.tensors.items()
+    }  # fmt: skip
+    return sum(prod(checkpoint.shapes[name]) * weights.ITEM_BYTES[dtype] for name, dtype in types.items())
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A merged folder. `reused` says that its bytes were there already."""
+
+    folder: Path
+    manifest: dict
+    reused: bool
+
+
+def folder_of(name: str) -> Path:
+    """Where the merged model of a name lies."""
+    return paths.roots().trained / name / f"{name}-merged"
+
+
+def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Standalone:
+    """Write the merged model as a Hugging Face folder of its own, the manifest last.
+
+    Raises UserError where the checkpoint is no adapter, or another model is in the way and `force` is off.
+    """
+    if checkpoint.adapter is None:
+        raise UserError(
+            "there is nothing to merge: the checkpoint is a whole model", where=checkpoint.folder,
+            found="no adapter_config.json", expected="a checkpoint of lora or qlora, or --format gguf",
+            next_command="the same command with --format gguf in ARGS",
+        )  # fmt: skip
+    store.check_name(name, "model")
+    target = folder_of(name)
+    needed = num_bytes(checkpoint, cast=True)
+    files.require_space(target, needed + (64 << 20), "the merged model")
+    with files.scratch_folder(target.parent) as work:
+        manifest = _fill(checkpoint, work / "model")
+        if (target / files.MANIFEST).is_file():
+            there = files.read_json(target / files.MANIFEST).get("weights_sha256")
+            if there == manifest["weights_sha256"]:
+                return Standalone(target, manifest, reused=True)
+            if not force:
+                raise UserError(
+                    "another model has this name", where=target, found=f"weights {files.short(str(there))}",
+                    expected=f"no folder, or weights {files.short(manifest['weights_sha256'])}",
+                    next_command="the same command with another --name, or with --force, in ARGS",
+                )  # fmt: skip
+        for path in (work / "model").iterdir():
+            files.fsync_path(path)
+        if target.exists():
+            target.rename(work / "old")
+        (work / "model").rename(target)
+        files.fsync_path(target.parent)
+    return Standalone(target, manifest, reused=False)
+
+
+def _fill(checkpoint: Checkpoint, folder: Path) -> dict:
+    digest = write(checkpoint, folder, cast=True)
+    types = {tensor.base.dtype for tensor in checkpoint.tensors.values()}
+    dtype = _TYPES.get(next(iter(types))) if len(types) == 1 else None
+    if dtype:
+        files.write_json(folder / CONFIG, checkpoint.config | {"dtype": dtype})
+    sources = [(checkpoint.tokenizer_folder, (artifact.TOKENIZER, artifact.CONFIG, TEMPLATE))]
+    sources.append((checkpoint.folder, ("generation_config.json",)))
+    for place, names in sources:
+        for name in names:
+            if (place / name).is_file():
+                (folder / name).write_bytes((place / name).read_bytes())
+    origin = checkpoint.origin
+    body = {
+        "run": None, "step": None, "method": "merged", "base": None, "recipe_sha256": None,
+        "dataset": origin["dataset"],
+        "tokenizer": origin["tokenizer"], "weights_sha256": digest, "tool": version.tool(),
+        "merged_from": {key: origin[key] for key in ("run", "step", "method", "base", "weights_sha256")},
+        "adapter_tensors": checkpoint.adapter.counts,
+    }  # fmt: skip
+    return files.write_manifest(folder, KIND, body)

@@ -1,0 +1,83 @@
+"""What memory the training of a tokenizer takes, told before it starts (B36).
+
+Owns the estimate. The library holds each distinct pre-token of the text with all its pairs, which took 93 to 126 bytes
+for a byte of them, whatever their lengths, and beside them a few parts of the text. How many bytes of distinct
+pre-tokens there are is counted on parts from everywhere in the text, and grows with more text by the power that the
+second half of these parts shows (Heaps' law), which is too much rather than too little.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+
+import psutil
+
+from training.core.errors import MachineError
+from training.core.log import say
+from training.core.units import format_bytes
+from training.tokenizer import pretokenizers
+from training.tokenizer.splitter import Splitter
+
+_BYTES_A_BYTE = 140
+_BYTES_AN_ENTRY = 1 << 10
+_BASE_BYTES = 40 << 20
+_FEWEST_SAMPLED_BYTES, _MOST_SAMPLED_BYTES, _SAMPLED_SHARE = 1 << 20, 32 << 20, 16
+
+
+def predict(parts: Iterable[str], text_bytes: int, pre_tokenizer: str, vocab_size: int) -> int:
+    """The most bytes by which training grows this process.
+
+    Args:
+        parts: the text in parts as the library gets them.
+        text_bytes: of all parts together.
+        pre_tokenizer: llama.cpp's name of it.
+    """
+    sampled_bytes = min(_MOST_SAMPLED_BYTES, max(_FEWEST_SAMPLED_BYTES, text_bytes // _SAMPLED_SHARE))
+    sample = islice(parts, 0, None, max(1, text_bytes // sampled_bytes))
+    distinct_bytes = _grown(_counts(sample, Splitter.of(pretokenizers.CONFIGURATIONS[pre_tokenizer])), text_bytes)
+    return _BASE_BYTES + _BYTES_AN_ENTRY * vocab_size + _BYTES_A_BYTE * distinct_bytes
+
+
+def _counts(sample: Iterable[str], splitter: Splitter) -> list[tuple[int, int]]:
+    """Bytes read and bytes of distinct pre-tokens among them, after each part."""
+    seen: set[str] = set()
+    num_read = num_distinct = 0
+    counts = [(0, 0)]
+    for part in sample:
+        for new in _new(part, splitter, seen):
+            num_distinct += len(new.encode())
+        num_read += len(part.encode())
+        counts.append((num_read, num_distinct))
+    return counts
+
+
+def _new(part: str, splitter: Splitter, seen: set[str]) -> list[str]:
+    try:
+        found = {piece for pieces in splitter.pieces(part) for piece in pieces}
+    except ValueError:  # a character that only the library knows
+        found = {part}
+    new = list(found - seen)
+    seen.update(new)
+    return new
+
+
+def _grown(counts: list[tuple[int, int]], text_bytes: int) -> int:
+    """Bytes of distinct pre-tokens in all the text."""
+    num_read, num_distinct = counts[-1]
+    half_read, half_distinct = next(one for one in counts if one[0] >= num_read / 2)
+    if num_read >= text_bytes or not 0 < half_read < num_read:
+        return num_distinct * math.ceil(text_bytes / max(1, num_read))
+    power = math.log(num_distinct / half_distinct) / math.log(num_read / half_read)
+    return int(num_distinct * (text_bytes / num_read) ** power)
+
+
+def require(predicted_bytes: int, dataset: str) -> None:
+    """Say what is predicted. Raises MachineError where the machine has less."""
+    say(f"tokenizer: {format_bytes(predicted_bytes)} of memory at most are predicted")
+    if predicted_bytes > (free := psutil.virtual_memory().available):
+        raise MachineError(
+            "not enough memory to train a tokenizer on so much text", where=dataset, found=f"{format_bytes(free)} free",
+            expected=f"{format_bytes(predicted_bytes)}, as predicted from a part of the text",
+            next_command="prepare a part of it: the data-prepare command with --draw 100000 --name part in ARGS, then "
+            "make tokenizer-train DATASET=part",
+        )  # fmt: skip
