@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL EXAM HOURS DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -133,7 +133,7 @@ resume: setup ## Go on with a run. RUN=id or latest
 runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS="--with OTHER --plot loss.png --follow")
 	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)
 
-evaluate: setup ## Bits per byte on a held-out split. CHECKPOINT=run or step folder
+evaluate: setup ## Loss and exams of a model. CHECKPOINT=run, base or file (ARGS="--exam my-exam.jsonl --against MODEL")
 	$(call need,CHECKPOINT,make evaluate CHECKPOINT=latest)
 	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
 
@@ -174,3 +174,20 @@ serve-status: setup ## Ask the service what it serves
 
 serve-restore: setup ## Finish the restore that a crash cut short
 	@$(TRAINYARD) serve-restore $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
+
+##@ Decide
+.PHONY: round trial promote rollback
+round: setup ## Baseline, training within HOURS, verdict, export, a trial in the service. CONFIG=recipe.yaml HOURS=8
+	$(call need,CONFIG,make round CONFIG=recipes/lora/smollm2-135m.yaml HOURS=8)
+	@$(TRAINYARD) round --config "$$CONFIG" $(if $(HOURS),--hours "$$HOURS") $(if $(EXAM),--exam "$$EXAM") $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
+
+trial: setup ## Score bare models on one exam. EXAM=my-exam.jsonl ARGS="MODEL MODEL"
+	$(call need,EXAM,make trial EXAM=my-exam.jsonl ARGS=smollm2-135m-instruct)
+	@$(TRAINYARD) trial --exam "$$EXAM" $(ARGS)
+
+promote: setup ## Let a model that has won be the champion. MODEL=/app/models/...
+	$(call need,MODEL,make promote MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	@$(TRAINYARD) promote "$$MODEL" $(ARGS)
+
+rollback: setup ## Let the champion before be the champion again
+	@$(TRAINYARD) rollback $(ARGS)

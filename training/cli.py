@@ -37,6 +37,7 @@ COMMANDS = {
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf", "delta-export", "delta-import"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),
+    "Decide": ("round", "trial", "promote", "rollback"),
     "All of it": ("demo",),
 }
 # OpenMP threads spin while they wait for each other; beside another busy process two spinning threads on two cores ran

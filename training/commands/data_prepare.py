@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", action="append", default=[], metavar="PATH[=WEIGHT]", help="one more input, and how often each of "
         "its training records is seen: 2 is twice, 0.5 every other; repeatable")  # fmt: skip
     add("--stdlib", action="store_true", help="take the sources of this Python's standard library")
+    add("--docstrings", action="store_true", help="take its functions' docstrings, to be answered with their names")
     add("--form", choices=tuple(FORMS), help="the records' form (default: what the first record has)")
     add("--name", help="the dataset's name (default: the first input's)")
     add("--on-error", choices=ON_ERROR, default=Settings.on_error, help="at a bad record: stop there, report all bad "
@@ -108,16 +109,20 @@ def _sources(args: argparse.Namespace) -> tuple[list, str]:
     from training.data.stdlib import StandardLibrary
 
     named = [text for text in (args.input, *args.source) if text is not None]
-    if not (named or args.stdlib):
+    if not (named or args.stdlib or args.docstrings):
         raise UserError(
-            "an input, please", found="no file, no --source and no --stdlib", expected="one of them",
+            "an input, please", found="no file, no --source, --stdlib or --docstrings", expected="one of them",
             next_command=EXAMPLE,
         )  # fmt: skip
     if args.workers is not None and not 0 <= args.workers <= 256:
         raise UserError("not a number of processes", where="--workers", found=args.workers, expected="0 to 256")
     sources = [StandardLibrary()] if args.stdlib else []
+    if args.docstrings:
+        from training.data.docstrings import Docstrings
+
+        sources.append(Docstrings())
     sources += [source.of(text, args.form) for text in named]
-    return sources, "stdlib" if args.stdlib else source.name_of(sources[0])
+    return sources, "stdlib" if args.stdlib else "docstrings" if args.docstrings else source.name_of(sources[0])
 
 
 def _report(report: Report, data, reused: bool) -> None:

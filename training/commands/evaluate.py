@@ -1,35 +1,126 @@
-"""`evaluate`: what checkpoints score on a split."""
+"""`evaluate`: what models score, and whether one is better than another."""
 
 import argparse
+from pathlib import Path
 
 from training.core.log import say
 from training.core.report import Report
 
-SUMMARY = "bits per byte of one or more checkpoints on a split"
-EXAMPLE = "make evaluate CHECKPOINT=latest ARGS='--split test'"
+SUMMARY = "loss, bits per byte and exams of models; --against judges whether they are better"
+EXAMPLE = "make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --guard drawn --against smollm2-135m-instruct'"
 CONTAINER = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="a step folder, or a run (its best one)")
-    parser.add_argument(
-        "--split", default="test", choices=("validation", "test", "test_postcutoff"), help="default: test"
-    )
+    from training.data.settings import SPLITS
+
+    add = parser.add_argument
+    add("models", nargs="+", metavar="CHECKPOINT", help="a step folder, a run (its best one), a base's name, a Hugging "
+        "Face folder, or a GGUF, which is asked through its server")  # fmt: skip
+    add("--split", action="append", choices=SPLITS, help="measure the loss on it; repeatable (default: test_postcutoff "
+        "where there is one, else test)")  # fmt: skip
+    add("--exam", metavar="EXAM", help="a folder or JSONL of questions, or name@hash:split of a data set with answers")
+    add("--questions", type=int, metavar="N", help="draw so many of the exam (default: 150, on a GPU 500)")
+    add("--guard", metavar="EXAM", help="general questions that show what was forgotten, or `drawn`")
+    add("--against", metavar="MODEL", help="judge the models against this one, under the same conditions")
+    add("--allow", default="", metavar="NAME,...", help="conditions that may differ, by name; it is then said so")
+    add("--config", metavar="FILE", help="the recipe on whose data models are measured that no recipe trained")
+    add("--precision", choices=("fp32", "bf16", "fp16", "nf4"), help="of the weights (default: the recipe's)")
+    add("--report", type=Path, metavar="FILE.html", help="write the comparison as a page, and as text beside it")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.runs.folder import resolve_checkpoint
+    from training.evaluation import record, subject
 
-    folders = [resolve_checkpoint(reference) for reference in args.checkpoints]
-    from training.evaluation import loss
+    models = [subject.find(reference) for reference in args.models]
+    against = subject.find(args.against) if args.against else None
+    request = _request(args, record, [*models, *([against] if against else [])])
+    before = record.measure(against, request) if against else None
+    records, judgements = [], []
+    for model in models:
+        document, measured = record.measure(model, request)
+        records.append(document)
+        _add_figures(report, document)
+        if before:
+            judgements.append(_judge(args, report, before, (document, measured), model))
+    _add_unigram(report, records[-1])
+    return {
+        "schema": 2, "records": records, "against": before and before[0],
+        "judgements": [judgement.to_json() for judgement in judgements],
+    }  # fmt: skip
 
-    records = [loss.evaluate(folder, args.split) for folder in folders]
-    for folder, record in zip(folders, records, strict=True):
-        score = record["score"]
-        text = f"{score['bits_per_byte']:.4f} bits/byte, {score['loss_nats']:.4f} nats a token"
-        report.add(folder.name, text + (" (measured before)" if record["reused"] else ""))
-        say(f"{folder.name}: {text}")
-    score = records[-1]["score"]
-    report.add("unigram", f"{records[-1]['unigram']['bits_per_byte']:.4f} bits/byte, the train split's token shares")
-    report.add("measured on", f"{args.split}: {score['num_tokens']:,} tokens, {score['num_bytes']:,} bytes")
-    return {"schema": 1, "split": args.split, "records": records}
+
+def _request(args: argparse.Namespace, record, models: list):
+    from training.core.errors import UserError
+    from training.recipe.load import load
+
+    if args.questions is not None and args.questions < 1:
+        raise UserError("not a number of questions", where="--questions", found=args.questions, expected="1 or more")
+    recipe = load(Path(args.config)).recipe if args.config else record.recipe_of(models)
+    return record.Request(
+        tuple(args.split or ()), args.exam, args.guard, args.questions, recipe, args.precision
+    )  # fmt: skip
+
+
+def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple, model):
+    from training.core.errors import RunError, UserError
+    from training.evaluation import conditions, lineage, page, verdict
+
+    allowed = {name for name in args.allow.split(",") if name}
+    if unknown := sorted(allowed - set(conditions.NAMES)):
+        raise UserError("no such condition", where="--allow", found=", ".join(unknown),
+                        expected=", ".join(conditions.NAMES))  # fmt: skip
+    judgement = verdict.judge(before[1], after[1], allowed)
+    add_judgement(report, judgement)
+    if args.report:
+        page.write(args.report, page.Page(before[0], after[0], judgement, lineage.curves(model), lineage.chain(model)))
+        report.add("page", f"{args.report} and {args.report.with_suffix('.txt').name}")
+    if not judgement.is_win:
+        report.fail(f"NOT A WIN: {judgement.verdict}", RunError.exit_code)
+    return judgement
+
+
+def add_judgement(report: Report, judgement) -> None:
+    """The rows that say what a judgement found."""
+    report.add("judged", f"{judgement.verdict}: {'; '.join(judgement.reasons)}")
+    for one in judgement.comparisons:
+        flips = f"; {len(one.gained)} gained, {len(one.lost)} lost" if one.metric == "agreement" else ""
+        report.add(f"{one.role} difference", one.text() + flips)
+    if judgement.marked:
+        report.add("not the same", f"{', '.join(judgement.marked)}, allowed by name")
+
+
+def _add_figures(report: Report, document: dict) -> None:
+    parts = [f"{name}: {_loss_text(score)}" for name, score in document["splits"].items()]
+    parts += [f"{role}: {_exam_text(document[role])}" for role in ("exam", "guard") if document[role]]
+    again = " (measured before)" if document["reused"] else ""
+    report.add(document["model"]["label"], "\n".join(parts) + again)
+    say(f"{document['model']['label']}: {'; '.join(parts)}")
+
+
+def _loss_text(score: dict) -> str:
+    bits = score["bits_per_byte"]
+    shown = "" if bits is None else f"{bits:.4f} bits/byte, "
+    return (
+        f"{shown}{score['loss_nats']:.4f} nats a token, perplexity {score['perplexity']:.2f}, on "
+        f"{score['num_tokens']:,} tokens, {score['num_bytes']:,} bytes"
+    )
+
+
+def _exam_text(score: dict) -> str:
+    text = f"agreement {100 * score['agreement']:.1f} %, {score['num_right']} of {score['num_questions']}"
+    if score["num_unread"]:
+        text += f", {score['num_unread']} could not be read"
+    if score["collapse"]["collapsed"]:
+        text += f"; COLLAPSED: {100 * score['collapse']['share']:.0f} % are {score['collapse']['answer'][:40]!r}"
+    if found := score.get("calibration"):
+        text += (
+            f"; Brier {found['brier']:.3f}, calibration error {found['ece']:.3f}, "
+            f"{found['at_temperature']['ece']:.3f} at temperature {found['temperature']:.2f}"
+        )
+    return text
+
+
+def _add_unigram(report: Report, document: dict) -> None:
+    if found := document["unigram"]:
+        report.add("unigram", f"{found['bits_per_byte'] or 0:.4f} bits/byte, the train split's token shares")

@@ -1,86 +1,54 @@
-"""Loss, perplexity and bits per byte of a checkpoint on a split: sums over every token, whatever the batch.
+"""Loss, perplexity and bits per byte on a split: sums over every labelled token, whatever the batch.
 
-A record says what was measured (weights, data set, tokenizer, split, row length), so that two records compare or do
-not. It is kept in the run's `eval/` folder and is not measured twice.
+A row at a time, so that the nats of each are known (a difference is judged on rows) and no padding exists: the sums do
+not depend on batch size, packing or padding (B81). Records with answers are never packed here; texts are a stream.
 """
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
-from training.core import files
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import UserError
 from training.core.progress import Progress
 from training.data import tokens
-from training.engine import device
-from training.engine.inputs import Inputs, resolve_inputs, rows_of
+from training.engine.inputs import Inputs
 from training.evaluation import unigram
+from training.evaluation.loading import Loaded
 from training.objectives import registry
-from training.objectives.contract import Score, measure
-from training.recipe.load import Resolved
-from training.runs.folder import RUN_FILE
-
-MICRO_BATCH = 8
+from training.objectives.contract import Objective, Score, measure
+from training.recipe.model import Recipe
 
 
-def evaluate(folder: Path, split: str) -> dict:
-    """Measure a checkpoint on every row of a split, or return the record of when that was done.
-
-    The record holds `identity`, `score` and `unigram`, the score of the train split's token shares on the same bytes.
-    """
-    manifest = files.verify_manifest(folder, "checkpoint")
-    resolved = Resolved.from_values(files.read_json(folder / "recipe.json"))
-    inputs = resolve_inputs(resolved.recipe, manifest)
-    identity = {
-        "weights_sha256": manifest["weights_sha256"],
-        "dataset": manifest["dataset"],
-        "tokenizer": manifest["tokenizer"],
-        "split": split,
-        "seq_len": resolved.recipe.data.seq_len,
-    }
-    kept = _place(folder, split)
-    if kept and (record := _read_kept(kept, identity)):
-        return record | {"reused": True}
-    record = {
-        "schema": 1,
-        "step": manifest["step"],
-        "identity": identity,
-        "score": _measure(folder, resolved, inputs, split).to_json(),
-        "unigram": _unigram(inputs, split).to_json(),
-    }
-    if kept:
-        files.write_json(kept, record)
-    return record | {"reused": False}
-
-
-def _place(folder: Path, split: str) -> Path | None:
-    """Where the record of a run's checkpoint is kept; None for a checkpoint outside a run."""
-    run = folder.absolute().parents[1]
-    return run / "eval" / f"{folder.name}-{split}.json" if (run / RUN_FILE).is_file() else None
-
-
-def _read_kept(path: Path, identity: dict) -> dict | None:
-    """The kept record where it is of the same identity and undamaged."""
-    try:
-        record = files.read_json(path)
-    except IntegrityError:
-        return None
-    return record if record.get("identity") == identity else None
-
-
-def _measure(folder: Path, resolved: Resolved, inputs: Inputs, split: str) -> Score:
-    where = device.resolve(resolved.recipe.memory.weights)
-    device.use_cores()
-    rows = rows_of(inputs, split, resolved.recipe)
+def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> Objective:
+    """The rows of a split, a record each where records have answers. Raises UserError for an empty one."""
+    opened = tokens.open_split(inputs.shards, split)
+    if opened.trained is not None:
+        recipe = replace(recipe, data=replace(recipe.data, packing=False))
+    rows = registry.of(recipe.method).rows(recipe, opened, inputs.tokenizer)
     if rows.num_rows == 0:
         raise UserError("the split is empty", where=inputs.shards, found=split, expected="at least one document")
-    method = registry.of(resolved.recipe.method)
-    trainee = method.build(resolved.recipe, inputs.tokenizer, where.torch_device, where.dtype)
-    trainee.load(folder)
-    with Progress(f"evaluate {folder.name} on {split}", rows.num_rows, "row") as progress:
-        return measure(trainee.model, rows, np.arange(rows.num_rows), MICRO_BATCH, progress.advance)
+    return rows
 
 
-def _unigram(inputs: Inputs, split: str) -> Score:
+def measured(loaded: Loaded, rows: Objective, label: str, drawn: np.ndarray | None = None) -> dict:
+    """`{"score", "rows"}` of every row, or of the drawn ones; a row is `[nats, tokens, bytes]`."""
+    numbers = np.arange(rows.num_rows) if drawn is None else drawn
+    found: list[Score] = []
+    with Progress(label, len(numbers), "row") as progress:
+        for number in numbers:
+            found.append(measure(loaded.model, rows, np.array([number]), 1))
+            progress.advance(1)
+    return {"score": total(found).to_json(), "rows": [[one.nats, one.num_tokens, one.num_bytes] for one in found]}
+
+
+def total(scores: list[Score]) -> Score:
+    """The score of all together: sums, and never a mean of means."""
+    return Score(
+        sum(one.nats for one in scores), sum(one.num_tokens for one in scores), sum(one.num_bytes for one in scores)
+    )
+
+
+def unigram_score(inputs: Inputs, split: str) -> Score:
+    """The score of the train split's token shares on the same bytes: the model to beat."""
     train, test = (tokens.open_split(inputs.shards, name) for name in ("train", split))
     return unigram.score(train, test, vocab_size=inputs.tokenizer.vocab_size, bos_id=inputs.tokenizer.bos_id)

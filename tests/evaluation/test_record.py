@@ -1,0 +1,215 @@
+"""Models measured for real, tiny ones: every form, once each, compared under the same conditions or refused."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.conftest import write_exam
+from training.cli import main
+from training.core.errors import IntegrityError, UserError
+from training.evaluation import conditions, kept, loading, loss, record, subject
+from training.evaluation.answering import Answerer
+from training.evaluation.conditions import Identity
+from training.evaluation.rendering import Prompts
+from training.recipe import bases
+from training.runs.folder import RunFolder
+
+
+def evaluate(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, dict]:
+    capsys.readouterr()
+    code = main(["evaluate", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def train(world: Path, name: str = "lora", *overrides: str) -> RunFolder:
+    """A run of a recipe, the one that there is where it was made before."""
+    capture = io.StringIO()
+    with contextlib.redirect_stdout(capture):
+        assert main(["train", "--config", str(world / f"{name}.yaml"), *overrides, "--reuse", "--json"]) == 0
+    return RunFolder.open(json.loads(capture.getvalue())["run"])
+
+
+def test_every_kind_of_model_has_the_same_record(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
+    """A checkpoint, the base, a plain folder: loss, bits per byte, agreement, hashes; kept by identity."""
+    run = train(world)
+    folder = bases.find("tiny").folder
+    plain = world / "plain"
+    plain.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (plain / name).write_bytes((folder / name).read_bytes())
+    code, found = evaluate(capsys, run.id, "tiny", str(plain), str(folder), "--exam", str(exam_file))
+    assert code == 0
+    tuned, base, copy, by_path = found["records"]
+    assert tuned["model"]["form"] == "checkpoint" and base["model"]["form"] == "base"
+    assert copy["model"]["form"] == "folder" and by_path["model"]["label"] == "tiny"
+    for one in found["records"]:
+        assert one["score"]["perplexity"] > 1 and 0 <= one["exam"]["agreement"] <= 1
+        assert set(one["identities"]) == {"test", "exam"}
+    assert tuned["score"]["bits_per_byte"] < base["score"]["bits_per_byte"] == copy["score"]["bits_per_byte"]
+    assert base["model"]["sha256"] == copy["model"]["sha256"] and by_path["reused"] and copy["reused"]
+    assert tuned["model"]["base_sha256"] == base["model"]["sha256"]
+    assert (run.path / "eval" / f"{Path(tuned['model']['path']).name}.json").is_file()
+    code, again = evaluate(capsys, run.id, "--exam", str(exam_file))
+    assert again["records"][0]["reused"] and again["records"][0]["exam"] == tuned["exam"]
+
+
+def test_the_value_is_that_of_every_batch_size_packed_or_padded(world: Path):
+    """B81: alone, by 2, by 4, by all, and packed, to 1e-6."""
+    import numpy as np
+
+    from training.engine.inputs import rows_of
+    from training.objectives.contract import measure
+    from training.recipe.load import load
+
+    run = train(world)
+    evaluation = record.Evaluation(subject.find(run.id), record.Request())
+    alone = evaluation.run()["test"]["score"]["loss_nats"]
+    model = evaluation.loaded.model
+    for packing in ("false", "true"):
+        recipe = load(world / "lora.yaml", [f"data.packing={packing}"]).recipe
+        rows = rows_of(evaluation.inputs, "test", recipe)
+        for micro_batch in (1, 2, 4, 99):
+            found = measure(model, rows, np.arange(rows.num_rows), micro_batch)
+            assert found.loss_nats == pytest.approx(alone, abs=1e-6)
+
+
+def test_the_post_cutoff_split_is_the_headline(world: Path, capsys: pytest.CaptureFixture):
+    """T27: where it holds records it is measured first, and unasked."""
+    lines = [json.loads(line) for line in (world / "chat.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["date"] = "2026-02-01" if number % 4 == 0 else "2025-01-01"
+    (world / "dated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["data-prepare", str(world / "dated.jsonl"), "--name", "dated", "--cutoff", "2026-01-01"]) == 0
+    run = train(world, "lora", "data.dataset=dated")
+    _, found = evaluate(capsys, run.id)
+    assert list(found["records"][0]["splits"]) == ["test_postcutoff"]
+
+
+def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
+    """W32: another precision is refused, is compared by name, and is then marked so."""
+    run = train(world, "qlora")
+    assert evaluate(capsys, "tiny", "--exam", str(exam_file), "--precision", "fp32")[0] == 0
+    assert evaluate(capsys, run.id, "--exam", str(exam_file), "--split", "test")[0] == 0
+    base = next(kept.of_model(subject.find("tiny").sha256))
+    tuned = next(one for one in kept.of_model(subject.find(run.id).sha256) if one["role"] == "exam")
+    one, other = (Identity.from_json(each["identity"]) for each in (base, tuned))
+    assert conditions.differences(one, other) == ["precision"]
+    with pytest.raises(UserError, match="different conditions") as error:
+        conditions.require_comparable(one, other)
+    assert "--allow precision" in str(error.value) and "nf4" in str(error.value)
+    assert conditions.require_comparable(one, other, ["precision"]) == ["precision"]
+    code, found = evaluate(capsys, run.id, "--exam", str(exam_file), "--against", "tiny")
+    assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == [], "the base is measured in nf4 too"
+
+
+def test_two_papers_are_never_compared(world: Path, exam_file: Path):
+    def identity(paper: dict) -> Identity:
+        return Identity({"sha256": "a"}, paper, {})
+
+    one = {"kind": "exam", "name": "e", "sha256": "1" * 64, "num_questions": 3, "max_answer_tokens": 5}
+    with pytest.raises(UserError, match="not measured on the same records"):
+        conditions.require_comparable(identity(one), identity(one | {"max_answer_tokens": 6}), conditions.NAMES)
+
+
+def test_a_win_and_a_bad_run(world: Path, capsys: pytest.CaptureFixture):
+    """A run that learns is better than its base, with its page; one at a far too high rate is refused with exit 4."""
+    good = train(world, "lora", "stop.max_steps=16", "optimizer.lr=1e-2")
+    page = world / "page.html"
+    code, found = evaluate(capsys, good.id, "--against", "tiny", "--split", "train", "--report", str(page))
+    assert (code, found["judgements"][0]["verdict"]) == (0, "better")
+    text = page.read_text()
+    assert text.count("<svg") == 2 and "validation" in text and "better" in page.with_suffix(".txt").read_text()
+    bad = train(world, "lora", "stop.max_steps=8", "optimizer.lr=10")
+    latest = bad.step_folder(bad.steps()[-1])
+    code, found = evaluate(capsys, str(latest), "--against", good.id, "--split", "train")
+    assert (code, found["judgements"][0]["verdict"]) == (4, "worse")
+
+
+def test_an_interrupted_exam_goes_on_and_is_never_half_counted(
+    world: Path, exam_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    asked: list[int] = []
+    whole = Answerer.answers
+
+    def cut(self, prompts):
+        for number, found in whole(self, prompts):
+            asked.append(number)
+            if len(asked) == 5:
+                raise KeyboardInterrupt
+            yield number, found
+
+    monkeypatch.setattr(Answerer, "answers", cut)
+    assert evaluate(capsys, "tiny", "--exam", str(exam_file))[0] == 130
+    [partial] = kept.folder().glob("*.partial.jsonl")
+    assert len(partial.read_bytes().splitlines()) == 4 and not list(kept.folder().glob("*.json"))
+    partial.write_bytes(partial.read_bytes() + b'{"key": "cut sho')
+    code, found = evaluate(capsys, "tiny", "--exam", str(exam_file))
+    assert code == 0 and found["records"][0]["exam"]["num_questions"] == 12
+    assert len(asked) == 5 + 8 and not list(kept.folder().glob("*.partial.jsonl"))
+    [document] = kept.folder().glob("*.json")
+    document.write_text(document.read_text().replace('"num_right": ', '"num_right": 1'))
+    monkeypatch.setattr(Answerer, "answers", whole)
+    assert not evaluate(capsys, "tiny", "--exam", str(exam_file))[1]["records"][0]["reused"], "a damaged one is none"
+
+
+def test_answers_do_not_depend_on_their_batch(world: Path):
+    """Prompts of unequal length together, one by one, and by the library's own greedy generation."""
+    import torch
+
+    found = subject.find("tiny")
+    loaded = loading.load(found, "fp32")
+    prompts = Prompts(found.tokenizer)
+    ids = [found.tokenizer.encode(text) for text in ("f1", "def f2(x): return", "number 17", "x * 3 + 1\n", "f9(x)")]
+    answerer = Answerer(loaded, prompts.stop_ids, 10)
+    together = dict(answerer.answers(ids))
+    for number, one in enumerate(ids):
+        [(_, alone)] = answerer.answers([one])
+        own = loaded.model.generate(
+            torch.tensor([one]), max_new_tokens=10, do_sample=False, eos_token_id=sorted(prompts.stop_ids),
+            pad_token_id=0, attention_mask=torch.ones(1, len(one), dtype=torch.long),
+        )[0, len(one) :].tolist()  # fmt: skip
+        assert together[number] == alone == [token for token in own if token not in prompts.stop_ids]
+    assert dict(answerer.answers([[1] * 128])) == {0: []}, "no room in the context is no answer"
+
+
+def test_log_probabilities_of_options_are_those_of_the_training_loss(world: Path):
+    import torch
+
+    from training.objectives.loss import trained_nats
+
+    found = subject.find("tiny")
+    loaded = loading.load(found, "fp32")
+    prompt, options = [5, 9, 11, 40], [[7], [8, 9, 10], [12, 13]]
+    nats = Answerer(loaded, frozenset(), 1).logprobs(prompt, options)
+    for option, value in zip(options, nats, strict=True):
+        whole = torch.tensor([[*prompt, *option]])
+        places = torch.arange(len(prompt) - 1, len(prompt) - 1 + len(option))
+        tensors = {"input_ids_BT": whole[:, :-1], "trained_N": places, "labels_N": torch.tensor(option)}
+        assert value == pytest.approx(-trained_nats(loaded.model, tensors).item(), abs=1e-4)
+
+
+def test_what_cannot_be_measured_is_told(world: Path, tmp_path: Path, exam_file: Path, capsys: pytest.CaptureFixture):
+    for arguments, code in (
+        (["tiny"], 2), (["tiny", "--split", "test"], 2), (["no-such"], 2), (["tiny", "--exam", "no.jsonl"], 2),
+        (["tiny", "--exam", str(exam_file), "--questions", "0"], 2),
+        (["tiny", "--exam", str(exam_file), "--against", "tiny", "--allow", "colour"], 2),
+        (["tiny", "--exam", str(write_exam(tmp_path / "e.jsonl", [{"question": "a", "answer": ""}]))], 2),
+        (["tiny", "--exam", str(exam_file), "--against", "tiny", "--report", "page.pdf"], 2),
+    ):  # fmt: skip
+        assert evaluate(capsys, *arguments)[0] == code, arguments
+    weights = bases.find("tiny").folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-2] + b"\x00\x01")
+    with pytest.raises(IntegrityError):
+        subject.find("tiny")
+    weights.write_bytes(whole)
+
+
+def test_an_empty_split_is_refused(world: Path):
+    evaluation = record.Evaluation(subject.find(train(world).id), record.Request(("test_postcutoff",)))
+    with pytest.raises(UserError, match="no test_postcutoff split"):
+        evaluation.run()
+    assert loss.total([]).nats == 0

@@ -1,0 +1,167 @@
+"""A round on a tiny base: whole, stopped and gone on with, and with a measurement that fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.objectives.tiny import make_world
+from training.core import files, paths
+from training.recipe import bases
+from training.rounds import round as rounds
+from training.rounds import trial
+from training.rounds.steps import StepFailed
+
+KEYS = {
+    "round", "device", "base", "carriedFrom", "drawSeed", "recipe", "steps", "bestValLoss", "bestAtTurns",
+    "turnsTrained", "minutes", "stoppedBecause", "meanLoss", "baseline", "result", "adapter", "beat",
+}  # fmt: skip
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Steps that answer as the commands do, without running anything; what is put under a name fails or interrupts."""
+    state = {"asked": [], "fails": {}}
+    run = tmp_path / "data" / "training" / "runs" / "r"
+
+    def answer(title: str, arguments: list[str]) -> tuple[dict, float]:
+        state["asked"].append(arguments)
+        name = arguments[0] if arguments[0] != "evaluate" else f"evaluate {Path(arguments[1]).name}"
+        if name in state["fails"]:
+            raise state["fails"].pop(name)
+        if arguments[0] == "train":
+            return {
+                "folder": str(run), "run": "r", "best_checkpoint": "step_000004", "last_checkpoint": "step_000008",
+                "device_name": "cpu", "steps": 8, "best_loss_nats": 1.5, "best_step": 4, "trained_tokens": 99,
+                "stop_reason": "hours",
+            }, 2.0  # fmt: skip
+        if arguments[0] == "export-gguf":
+            return {"outputs": [{"manifest": {"name": "tuned", "file": "tuned-Q8_0.gguf"}}]}, 1.0
+        return {"records": [{"of": arguments[1], "identities": {}}]}, 1.0
+
+    class Judged:
+        is_win, verdict, reasons, comparisons, marked = True, "better", ("exam: better",), (), ()
+
+        def to_json(self) -> dict:
+            return {"verdict": self.verdict}
+
+    monkeypatch.setattr(rounds, "run_step", answer)
+    monkeypatch.setattr(rounds.verdict, "judge", lambda *_: Judged())
+    monkeypatch.setattr(rounds.subject, "find", lambda _: None)
+    monkeypatch.setattr(rounds.lineage, "curves", lambda _: ())
+    monkeypatch.setattr(rounds.lineage, "chain", lambda _: ())
+    monkeypatch.setattr(rounds.page, "write", lambda path, _: path.write_text("page"))
+    return state
+
+
+def plan(folder: Path) -> rounds.Plan:
+    from training.recipe.load import load
+
+    recipe = folder / "r.yaml"
+    recipe.write_text(
+        "name: tuned\nmethod: lora\nmodel: {base: smollm2-135m-instruct}\ndata: {dataset: chat, loss_on: assistant}\n"
+        "memory: {weights: fp32}\noptimizer: {lr: 1e-3}\nstop: {max_steps: 8}\n"
+    )
+    return rounds.Plan(load(recipe), 0.5, "e.jsonl", "drawn", 9, "Q8_0")
+
+
+def test_a_round_measures_trains_judges_and_promotes_nothing(steps: dict, tmp_path: Path):
+    """R1 to R3, R28: the order, the same papers before and after, every key, and no promotion among the steps."""
+    document = rounds.Round(plan(tmp_path)).run()
+    names = [arguments[0] for arguments in steps["asked"]]
+    assert names == ["evaluate", "train", "evaluate", "export-gguf", "serve-eval", "evaluate"]
+    before, after = steps["asked"][0], steps["asked"][2]
+    assert before[1] == "smollm2-135m-instruct" and before[2:] == after[2:]
+    assert after[-6:] == ["--exam", "e.jsonl", "--guard", "drawn", "--questions", "9"]
+    assert "stop.max_hours=0.5" in steps["asked"][1]
+    assert set(document) >= KEYS and document["beat"] is True and document["stoppedBecause"] == "hours"
+    [kept] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
+    assert files.read_json(kept) == document and document["state"] == "completed"
+    assert not (paths.roots().models / "champion.gguf").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["evaluate smollm2-135m-instruct", "train", "evaluate step_000004", "serve-eval"])
+def test_a_stop_at_any_point_leaves_what_was_reached(steps: dict, tmp_path: Path, name: str):
+    steps["fails"][name] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        rounds.Round(plan(tmp_path)).run()
+    [path] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
+    stopped = files.read_json(path)
+    assert stopped["state"] == "stopped" and stopped["stoppedBecause"] == "interrupted"
+    assert (stopped["baseline"] is None) == (name == "evaluate smollm2-135m-instruct")
+    assert (stopped["result"] is not None) == (name == "serve-eval")
+    again = rounds.Round(plan(tmp_path))
+    assert again.is_resumed and again.folder == path.parent
+    assert again.run()["state"] == "completed"
+    assert not rounds.Round(plan(tmp_path)).is_resumed, "a finished round is not gone on with"
+
+
+def test_a_measurement_that_crashes_costs_the_measurement(steps: dict, tmp_path: Path):
+    """R4: what was trained stays, and the same command measures it."""
+    steps["fails"]["evaluate step_000004"] = StepFailed(["evaluate"], -11, {})
+    with pytest.raises(StepFailed):
+        rounds.Round(plan(tmp_path)).run()
+    [path] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
+    document = files.read_json(path)
+    assert document["adapter"].endswith("step_000004") and document["result"] is None
+    assert "exit code -11" in document["notes"][0]
+    assert rounds.Round(plan(tmp_path)).run()["beat"] is True
+
+
+def test_an_export_that_is_refused_is_told_and_the_verdict_stands(steps: dict, tmp_path: Path):
+    steps["fails"]["export-gguf"] = StepFailed(["export-gguf"], 2, {"error": {"what": "an adapter"}})
+    document = rounds.Round(plan(tmp_path)).run()
+    assert document["state"] == "completed" and document["beat"] is True and "an adapter" in document["notes"][0]
+
+
+def test_a_trial_reports_what_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
+    """R27: the best first, one precision, and exit 4 where none loads."""
+    scores, asked = {"a": 0.25, "b": 0.75}, []
+
+    def answer(_: str, arguments: list[str]) -> tuple[dict, float]:
+        asked.append(arguments)
+        if arguments[1] not in scores:
+            raise StepFailed(arguments, 2, {"error": {"what": "no such run"}})
+        score = {"agreement": scores[arguments[1]]}
+        identity = {"model": {}, "paper": {"kind": "exam"}, "conditions": {"precision": "fp32"}}
+        return {"records": [{"exam": score, "identities": {"exam": identity}}]}, 1.0
+
+    monkeypatch.setattr(trial, "run_step", answer)
+    found = trial.run(["a", "gone", "b"], "e.jsonl", None, "fp32")
+    assert [one.reference for one in found] == ["b", "a", "gone"] and found[2].why == "no such run"
+    assert all(arguments[-2:] == ["--precision", "fp32"] for arguments in asked)
+    from training.core.errors import RunError
+
+    with pytest.raises(RunError, match="no candidate could be measured"):
+        trial.run(["gone"], "e.jsonl", None, "fp32")
+
+
+@pytest.mark.slow
+def test_a_whole_round_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The commands themselves on a tiny base: killed while it works, gone on with, and its page written."""
+    world = make_world(tmp_path, monkeypatch)
+    (world / "site").mkdir()
+    (world / "site" / "sitecustomize.py").write_text(
+        f"import pathlib\nfrom training.recipe import bases\nbases.FILE = pathlib.Path({str(bases.FILE)!r})\n"
+    )
+    command = [sys.executable, "-m", "training", "round", "--config", str(world / "lora.yaml"), "--hours", "0.1",
+               "--exam", "chat:train", "--questions", "6", "stop.max_steps=30", "optimizer.lr=1e-2",
+               "--json"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": f"{world / 'site'}:{paths.REPOSITORY}"}
+    child = subprocess.Popen(command, cwd=world, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    place = paths.roots().data / "training" / "rounds"
+    while not list(place.glob("*/round.json")) and child.poll() is None:
+        time.sleep(0.1)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    done = subprocess.run(command, cwd=world, env=environment, capture_output=True)
+    document = json.loads(done.stdout)
+    assert done.returncode in (0, 4), done.stderr[-3000:].decode()
+    assert len(list(place.glob("*/round.json"))) == 1 and document["state"] == "completed"
+    assert document["baseline"]["exam"]["num_questions"] == document["result"]["exam"]["num_questions"] == 6
+    assert "</svg>" in (place / document["round"] / "report.html").read_text()

@@ -1,0 +1,97 @@
+"""Under which conditions a model was measured, and whether two measurements may be compared.
+
+An identity has three parts: `model` (which weights), `paper` (which records or questions, how they are read and
+scored) and `conditions` (tokenizer, template, precision, and the server's arguments or PyTorch's attention). Two
+measurements compare where paper and conditions are equal. What differs is refused unless it is allowed by its name, and
+then stands in the comparison.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from training.core import files
+from training.core.errors import UserError
+
+VERSION = 1
+"""Of the way that scores are computed; part of every identity."""
+NAMES = ("tokenizer", "template", "precision", "attention", "runtime", "quant_type", "server")
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a measurement is of."""
+
+    model: dict
+    paper: dict
+    conditions: dict
+
+    @property
+    def sha256(self) -> str:
+        return files.sha256_json(self.to_json())
+
+    @property
+    def paper_sha256(self) -> str:
+        return files.sha256_json(self.paper)
+
+    def to_json(self) -> dict:
+        return {"version": VERSION, "model": self.model, "paper": self.paper, "conditions": self.conditions}
+
+    @classmethod
+    def from_json(cls, values: dict) -> "Identity":
+        return cls(values["model"], values["paper"], values["conditions"])
+
+
+def pytorch(tokenizer, precision: str, attention: str, device: str) -> dict:
+    """The conditions of a measurement in PyTorch."""
+    return _of_tokenizer(tokenizer) | {
+        "runtime": "pytorch", "precision": precision, "attention": attention, "quant_type": None,
+        "server": {"device": device},
+    }  # fmt: skip
+
+
+def served(tokenizer, quant_type: str, server: dict) -> dict:
+    """The conditions of a measurement through a server of a GGUF file."""
+    return _of_tokenizer(tokenizer) | {
+        "runtime": "llama.cpp", "precision": None, "attention": None, "quant_type": quant_type, "server": server
+    }  # fmt: skip
+
+
+def _of_tokenizer(tokenizer) -> dict:
+    return {"tokenizer": tokenizer.hash, "template": files.sha256_json(tokenizer.chat_template)}
+
+
+def differences(one: Identity, other: Identity) -> list[str]:
+    """The names of what differs besides the model: `paper`, and the names of conditions."""
+    found = [] if one.paper == other.paper else ["paper"]
+    return found + [name for name in NAMES if one.conditions.get(name) != other.conditions.get(name)]
+
+
+def require_comparable(one: Identity, other: Identity, allowed: Collection[str] = ()) -> list[str]:
+    """Return what differs and is allowed by name. Raises UserError where anything else differs, or the paper does."""
+    differing = differences(one, other)
+    if "paper" in differing:
+        raise UserError(
+            "the two were not measured on the same records", found=_told(other.paper), expected=_told(one.paper),
+            next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
+        )  # fmt: skip
+    refused = [name for name in differing if name not in allowed]
+    if refused:
+        raise UserError(
+            "the two were measured under different conditions",
+            found="; ".join(f"{name}: {_shown(other, name)}" for name in refused),
+            expected="; ".join(f"{name}: {_shown(one, name)}" for name in refused),
+            next_command=f"the same command with --allow {','.join(differing)} compares them all the same, and says so",
+        )  # fmt: skip
+    return differing
+
+
+def _shown(identity: Identity, name: str) -> str:
+    text = str(identity.conditions.get(name))
+    return files.short(text) if len(text) == 64 else text[:_SHOWN]
+
+
+def _told(paper: dict) -> str:
+    if paper["kind"] == "exam":
+        return f"exam {paper['name']} {files.short(paper['sha256'])}, {paper['num_questions']} questions"
+    return f"{paper['split']} of {files.short(paper['dataset'])}"

@@ -1,0 +1,95 @@
+"""Measurements kept by identity, `$DATA_ROOT/training/evaluations/<hash>.json`: none is made twice.
+
+One file is one measurement of one model on one paper. A file that is damaged counts as none. What an unfinished one
+has so far lies in `<hash>.partial.jsonl` and is gone on with.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.core import files, paths
+from training.core.errors import IntegrityError
+from training.evaluation.conditions import Identity
+
+KIND = "measurement"
+
+
+def folder() -> Path:
+    return paths.roots().data / "training" / "evaluations"
+
+
+def path_of(identity: Identity) -> Path:
+    return folder() / f"{files.short(identity.sha256)}.json"
+
+
+def find(identity: Identity) -> dict | None:
+    """The finished measurement of an identity, if there is one."""
+    found = read(path_of(identity))
+    return found if found and found["identity"] == identity.to_json() else None
+
+
+def read(path: Path) -> dict | None:
+    try:
+        found = files.read_json(path)
+    except IntegrityError:
+        return None
+    body = {key: value for key, value in found.items() if key != "sha256"}
+    whole = found.get("kind") == KIND and found.get("sha256") == files.sha256_json(body)
+    return found if whole else None
+
+
+def write(identity: Identity, body: dict) -> dict:
+    """Keep a finished measurement, with a hash over itself, and forget its unfinished part."""
+    document = {**body, "schema": 1, "kind": KIND, "identity": identity.to_json()}
+    document["sha256"] = files.sha256_json({key: value for key, value in document.items() if key != "sha256"})
+    files.write_json(path_of(identity), document)
+    partial_path(identity).unlink(missing_ok=True)
+    return document
+
+
+def of_model(sha256: str) -> Iterator[dict]:
+    """Every measurement of the model whose weights have this hash, the newest last."""
+    found = sorted(folder().glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    for path in found:
+        document = read(path)
+        if document and document["identity"]["model"]["sha256"] == sha256:
+            yield document
+
+
+# ---- unfinished ones
+
+
+def partial_path(identity: Identity) -> Path:
+    return folder() / f"{files.short(identity.sha256)}.partial.jsonl"
+
+
+class Partial:
+    """The answers of a measurement so far, each appended as it is found; a line that a crash cut short is no answer."""
+
+    def __init__(self, identity: Identity):
+        self._path, self._key = partial_path(identity), identity.sha256
+        self.answers: dict[str, dict] = {}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        whole = b""
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            try:
+                value = files.parse_json(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n") or value.get("key") != self._key:
+                break
+            whole += line
+            self.answers[value["id"]] = {key: one for key, one in value.items() if key != "key"}
+        files.write_bytes(self._path, whole)
+
+    def add(self, answer: dict) -> None:
+        """Take one answer in: `{"id", ...}`."""
+        self.answers[answer["id"]] = answer
+        with files.disk_errors(self._path), open(self._path, "ab") as file:
+            line = json.dumps({"key": self._key, **answer}, ensure_ascii=False, allow_nan=False)
+            file.write(line.encode("utf-8", "surrogatepass") + b"\n")

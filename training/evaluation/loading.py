@@ -1,0 +1,79 @@
+"""A subject as a model in PyTorch: a checkpoint through its method, so that every way of training is measured as such.
+
+Owns the precision: a checkpoint's is its recipe's (a score in another one is another score), a base's the one it is
+compared under.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from training.core.errors import UserError
+from training.engine import device
+from training.evaluation.subject import CHECKPOINT, GGUF, Subject
+from training.objectives import registry
+
+ATTENTION = "sdpa"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be asked, on its device."""
+
+    model: torch.nn.Module
+    device: torch.device
+
+
+def default_precision(subject: Subject) -> str:
+    """The recipe's type of weights for a checkpoint, else bf16 on a GPU and fp32 on a CPU."""
+    if subject.resolved is not None:
+        return subject.resolved.recipe.memory.weights
+    return "bf16" if torch.cuda.is_available() else "fp32"
+
+
+def attention_of(subject: Subject) -> str:
+    return subject.resolved.recipe.memory.attention if subject.resolved else ATTENTION
+
+
+def load(subject: Subject, precision: str) -> Loaded:
+    """Load a subject's weights in a precision. Raises MachineError where this machine cannot."""
+    where = device.resolve(precision)
+    device.use_cores()
+    build = {CHECKPOINT: _checkpoint, GGUF: _unpacked}.get(subject.form, _folder)
+    model = build(subject, precision, where)
+    model.requires_grad_(False).eval()
+    return Loaded(model, where.torch_device)
+
+
+def _checkpoint(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
+    recipe = subject.resolved.recipe
+    recipe = replace(recipe, memory=replace(recipe.memory, weights=precision, gradient_checkpointing=False))
+    trainee = registry.of(recipe.method).build(recipe, subject.tokenizer, where.torch_device, where.dtype)
+    trainee.load(subject.path)
+    return trainee.model
+
+
+def _folder(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
+    import transformers
+
+    from training.objectives import base
+
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        subject.path, dtype=where.dtype, attn_implementation=ATTENTION, local_files_only=True, use_safetensors=True
+    )
+    if precision == "nf4":
+        from training.objectives import nf4
+
+        nf4.pack(model, where.torch_device, where.dtype)
+    model.to(where.torch_device)
+    base.look(model, packs=False)
+    return model
+
+
+def _unpacked(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
+    raise UserError(
+        "a GGUF file's loss is not measured: its server gives no loss of a text", where=subject.path,
+        found="a split", expected="an exam, through its server; or the checkpoint that it was exported from",
+        next_command=f"make evaluate CHECKPOINT={subject.label} ARGS='--exam my-exam.jsonl'",
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""The evaluation record of a model: splits, an exam and a guard set, each measured once and kept by identity.
+
+A measurement is one model on one paper (`kept`); a record puts the measurements of one model together, the split that
+is the headline first. The model is loaded when the first measurement needs it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from training.core import files
+from training.core.errors import UserError
+from training.data import dataset as datasets
+from training.engine.inputs import Inputs
+from training.evaluation import conditions, guard, kept, loading, loss, served, sitting, thresholds
+from training.evaluation.answering import Answerer
+from training.evaluation.conditions import Identity
+from training.evaluation.exam import Exam
+from training.evaluation.rendering import Prompts
+from training.evaluation.subject import CHECKPOINT, GGUF, Subject
+from training.objectives import registry
+from training.recipe.model import Recipe
+
+EXAM, GUARD = "exam", "guard"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Args:
+        splits: of the data set; empty for the headline alone.
+        exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn`; None for none.
+        num_questions: the most questions of the exam; None for the document's number.
+        recipe: of whose data, where the model itself was not trained by one.
+        precision: of the weights; None for what the recipe says.
+    """
+
+    splits: tuple[str, ...] = ()
+    exam: str | None = None
+    guard: str | None = None
+    num_questions: int | None = None
+    recipe: Recipe | None = None
+    precision: str | None = None
+
+
+class Evaluation:
+    """The measuring of one model."""
+
+    def __init__(self, subject: Subject, request: Request):
+        self.subject, self.request = subject, request
+        self.recipe = subject.resolved.recipe if subject.resolved else request.recipe
+        self.precision = request.precision or loading.default_precision(subject)
+        if request.precision is None and subject.form != CHECKPOINT and self.recipe is not None:
+            self.precision = self.recipe.memory.weights
+
+    def run(self) -> dict[str, dict]:
+        """Measure what is asked for and return the measurements by their role: a split's name, `exam`, `guard`."""
+        found = {split: self._split(split) for split in self._splits()}
+        if self.request.exam:
+            paper = guard.open_exam(self.request.exam)
+            found[EXAM] = self._exam(paper.drawn(self._num_questions(), self._seed), EXAM, self.request.exam)
+        if self.request.guard:
+            paper = guard.open_guard(self.request.guard, self._seed, self._trained)
+            found[GUARD] = self._exam(paper, GUARD, self.request.guard)
+        if not found:
+            raise UserError(
+                "nothing says what to measure", where=self.subject.label, found="no split and no exam",
+                expected="an exam, or a recipe whose data it is measured on",
+                next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
+            )  # fmt: skip
+        return found
+
+    @property
+    def _seed(self) -> int:
+        return self.recipe.seeds.eval if self.recipe else int(thresholds.BOOTSTRAP_SEED.value)
+
+    def _num_questions(self) -> int:
+        import torch
+
+        on_gpu = torch.cuda.is_available()
+        number = thresholds.QUESTIONS_GPU if on_gpu else thresholds.QUESTIONS_CPU
+        return self.request.num_questions or int(number.value)
+
+    # ---- splits
+
+    def _splits(self) -> tuple[str, ...]:
+        if self.subject.form == GGUF or self.recipe is None:
+            if self.request.splits:
+                raise UserError(
+                    "no loss is measured of it", where=self.subject.label,
+                    found="a GGUF file" if self.subject.form == GGUF else "no recipe that says on whose data",
+                    expected="an exam; the loss is measured on the checkpoint, or with --config RECIPE",
+                    next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
+                )  # fmt: skip
+            return ()
+        if self.request.splits:
+            return self.request.splits
+        there = [split for split in thresholds.HEADLINE_SPLITS if split in self._dataset.splits]
+        return tuple(there[:1])
+
+    @cached_property
+    def _dataset(self) -> datasets.Dataset:
+        named = self.subject.origin.get("dataset") if self.subject.form == CHECKPOINT else None
+        reference = f"{named['name']}@{files.short(named['hash'])}" if named else self.recipe.data.dataset
+        return datasets.load(datasets.resolve(reference))
+
+    @property
+    def _trained(self) -> datasets.Dataset | None:
+        return self._dataset if self.recipe is not None and self.recipe.data.dataset else None
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The data set as this model's own tokens."""
+        method, tokenizer = registry.of(self.recipe.method), self.subject.tokenizer
+        method.require_dataset(self.recipe, self._dataset)
+        return Inputs(self._dataset, tokenizer, method.prepare(self.recipe, self._dataset, tokenizer))
+
+    def _split(self, split: str) -> dict:
+        self._dataset.path(split)
+        data = self.recipe.data
+        paper = {
+            "kind": "split", "dataset": self._dataset.hash, "split": split, "loss_on": data.loss_on,
+            "seq_len": data.seq_len, "overlong": data.overlong, "on_error": data.on_error,
+            "template_date": data.template_date,
+        }  # fmt: skip
+        identity = Identity(self.subject.identity(), paper, self._pytorch())
+
+        def measure() -> dict:
+            rows = loss.rows_of(self.inputs, split, self.recipe)
+            return loss.measured(self.loaded, rows, f"evaluate {self.subject.label} on {split}")
+
+        return self._once(identity, split, None, measure)
+
+    # ---- exams
+
+    def _exam(self, paper: Exam, role: str, reference: str) -> dict:
+        date = self.recipe.data.template_date if self.recipe else None
+        prompts = Prompts(self.subject.tokenizer, date)
+        label = f"{self.subject.label} ({role})"
+        if self.subject.form == GGUF:
+            return self._served(paper, prompts, role, reference)
+        identity = Identity(self.subject.identity(), paper.identity(), self._pytorch())
+
+        def measure() -> dict:
+            answerer = Answerer(self.loaded, prompts.stop_ids, paper.max_answer_tokens)
+            return sitting.sit(paper, prompts, answerer, identity, label)
+
+        return self._once(identity, role, reference, measure)
+
+    def _served(self, paper: Exam, prompts: Prompts, role: str, reference: str) -> dict:
+        longest = max(len(prompts.ids(question)) + _longest_option(prompts, question) for question in paper.questions)
+        server = served.arguments(self.subject, longest, paper.max_answer_tokens)
+        under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
+        identity = Identity(self.subject.identity(), paper.identity(), under)
+
+        def measure() -> dict:
+            with served.serving(self.subject, server) as client:
+                answerer = served.ServedAnswerer(client, prompts, paper.max_answer_tokens, server["ctx_size"])
+                return sitting.sit(paper, prompts, answerer, identity, f"{self.subject.label} ({role})")
+
+        return self._once(identity, role, reference, measure)
+
+    # ---- both
+
+    def _pytorch(self) -> dict:
+        import torch
+
+        attention = loading.attention_of(self.subject)
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        return conditions.pytorch(self.subject.tokenizer, self.precision, attention, kind)
+
+    @cached_property
+    def loaded(self) -> loading.Loaded:
+        return loading.load(self.subject, self.precision)
+
+    def _once(self, identity: Identity, role: str, reference: str | None, measure: Callable[[], dict]) -> dict:
+        """The kept measurement of an identity, else a new one, which is kept."""
+        asked = {"role": role, "reference": _absolute(reference)}
+        found = kept.find(identity)
+        if found is None:
+            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **measure()})
+            return document | {"reused": False}
+        if found["role"] != role:  # the same paper, asked for as something else
+            kept.write(identity, {"subject": found["subject"], **found, **asked})
+        return found | asked | {"reused": True}
+
+
+def _absolute(reference: str | None) -> str | None:
+    """An exam's reference that means the same from any folder."""
+    return str(Path(reference).absolute()) if reference and Path(reference).exists() else reference
+
+
+def _longest_option(prompts: Prompts, question) -> int:
+    return max(map(len, prompts.options(question)), default=0) if question.options else 0
+
+
+def record(evaluation: Evaluation, measured: dict[str, dict]) -> dict:
+    """Put one model's measurements together; kept in the run's `eval/` where the model is a run's."""
+    subject = evaluation.subject
+    splits = {role: one["score"] for role, one in measured.items() if role not in (EXAM, GUARD)}
+    document = {
+        "schema": 2, "kind": "evaluation", "model": subject.to_json(), "step": subject.origin.get("step"),
+        "splits": splits, "score": next(iter(splits.values()), None),
+        **{role: measured[role]["score"] if role in measured else None for role in (EXAM, GUARD)},
+        "unigram": _unigram(evaluation, splits), "identities": {
+            role: {"sha256": files.sha256_json(one["identity"]), **one["identity"]} for role, one in measured.items()
+        },
+    }  # fmt: skip
+    if subject.run is not None:
+        files.write_json(subject.run / "eval" / f"{subject.path.name}.json", document)
+    return document | {"reused": all(one["reused"] for one in measured.values())}
+
+
+def _unigram(evaluation: Evaluation, splits: dict) -> dict | None:
+    if evaluation.subject.form != CHECKPOINT or not splits:
+        return None
+    return loss.unigram_score(evaluation.inputs, next(iter(splits))).to_json()
+
+
+def recipe_of(subjects: list[Subject]) -> Recipe | None:
+    """The recipe of the first checkpoint among models: the others are measured on its data."""
+    return next((one.resolved.recipe for one in subjects if one.resolved), None)
+
+
+def measure(subject: Subject, request: Request) -> tuple[dict, dict[str, dict]]:
+    """Measure one model; returns its record and its measurements by role."""
+    evaluation = Evaluation(subject, request)
+    measured = evaluation.run()
+    return record(evaluation, measured), measured

@@ -1,0 +1,101 @@
+"""Questions put to a GGUF file through llama.cpp's server: the same ids, the same greedy answers, by the API.
+
+The server is a private one that dies with this process. Before an answer is asked for, the ids that the server makes of
+the question are held against those that training makes (B68): a prompt that is read differently makes a good model
+look bad.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+from collections.abc import Iterator, Sequence
+
+from training.core import paths
+from training.core.errors import RunError, UserError
+from training.evaluation.exam import Question
+from training.evaluation.rendering import Prompts
+from training.evaluation.subject import Subject
+from training.llamacpp.client import Client
+from training.llamacpp.server import ServerProcess
+
+HEALTH_SECONDS = 180.0
+_ANSWER_SECONDS = 600.0
+_ROUND = 256
+_LIKELIEST = 512
+
+
+def arguments(subject: Subject, longest_prompt: int, max_answer_tokens: int) -> dict:
+    """The server's arguments for an exam; they are part of a score's conditions."""
+    from training.llamacpp import gguf_header
+
+    header = gguf_header.read(subject.path)
+    most = int(header.values.get(f"{header.value('general.architecture')}.context_length", 4096))
+    wanted = -(-(longest_prompt + max_answer_tokens + 1) // _ROUND) * _ROUND
+    return {
+        "ctx_size": min(wanted, most), "slots": 1, "threads": len(os.sched_getaffinity(0)),
+        "version": f"xllamacpp {importlib.metadata.version('xllamacpp')}",
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(subject: Subject, server: dict) -> Iterator[Client]:
+    """A server of the file while the block runs. Raises RunError where it does not come up."""
+    log = paths.roots().cache / "logs" / f"evaluate-{os.getpid()}.log"
+    settings = {key: server[key] for key in ("ctx_size", "slots", "threads")}
+    with ServerProcess.start(subject.path, log=log, **settings) as process:
+        process.wait_healthy(HEALTH_SECONDS)
+        yield Client(process.url, timeout_seconds=_ANSWER_SECONDS)
+    log.unlink(missing_ok=True)
+
+
+class ServedAnswerer:
+    """Asks a server, question by question."""
+
+    def __init__(self, client: Client, prompts: Prompts, max_answer_tokens: int, ctx_size: int):
+        self.client, self.prompts = client, prompts
+        self.max_answer_tokens, self._ctx_size = max_answer_tokens, ctx_size
+
+    def require_same_ids(self, question: Question, ids: Sequence[int]) -> None:
+        """Raise RunError, with the first position that differs, where the server reads a question otherwise."""
+        if question.tools:
+            return
+        text = question.prompt
+        if question.messages is not None:
+            text = self.client.apply_template(question.messages)
+        served = self.client.tokenize(text, add_special=True, parse_special=True)
+        if served == list(ids):
+            return
+        pairs = enumerate(zip(served, ids, strict=False))
+        place = next((at for at, (one, other) in pairs if one != other), min(len(served), len(ids)))
+        raise RunError(
+            f"the server reads a question otherwise than training did, from position {place} on",
+            where=f"question {question.id}", found=f"ids {served[place : place + 6]} of {len(served)}",
+            expected=f"ids {list(ids)[place : place + 6]} of {len(ids)}, by {self.prompts.tokenizer.name}",
+            next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
+        )  # fmt: skip
+
+    def answer(self, ids: Sequence[int]) -> list[int]:
+        """The ids of the answer, without the one that ended it; none where the context has no room."""
+        if len(ids) >= self._ctx_size:
+            return []
+        found = self.client.completion(ids, max_tokens=self.max_answer_tokens)
+        return [one for one in found.get("tokens", []) if one not in self.prompts.stop_ids]
+
+    def logprobs(self, prompt: Sequence[int], options: Sequence[Sequence[int]]) -> list[float]:
+        """The log-probability in nats of each option after the prompt, token by token."""
+        known: dict[tuple[int, ...], dict[int, float]] = {}
+        totals = []
+        for option in options:
+            total = 0.0
+            for place, token in enumerate(option):
+                total += self._logprob(tuple(prompt) + tuple(option[:place]), token, known)
+            totals.append(total)
+        return totals
+
+    def _logprob(self, before: tuple[int, ...], token: int, known: dict) -> float:
+        for top in (_LIKELIEST, self.prompts.tokenizer.vocab_size):
+            if token not in known.get(before, {}):
+                known[before] = dict(self.client.top_logprobs(before, top))
+        if token not in known[before]:
+            raise UserError("the server does not know an option's token", found=token, expected="one of its vocabulary")
+        return known[before][token]

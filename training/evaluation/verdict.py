@@ -1,0 +1,169 @@
+"""Better, same, worse or forgot: two models' measurements on the same papers, judged by `thresholds` alone.
+
+The headline decides: the exam where there is one, else the bits per byte of the first split. Its whole interval above
+`BETTER_ABOVE` is better, below it worse, else the same. A collapse is worse whatever the figures say. Forgot is a guard
+set that lost more than it may, beyond its interval, where the headline is not worse.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from training.core.errors import UserError
+from training.evaluation import bootstrap, conditions, thresholds
+from training.evaluation.conditions import Identity
+from training.evaluation.record import EXAM, GUARD
+
+BETTER, SAME, WORSE, FORGOT = "better", "same", "worse", "forgot"
+WORDS = (BETTER, SAME, WORSE, FORGOT)
+_BITS = 1 / np.log(2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One paper's two measurements: figures, which answers flipped, and what of the conditions differs.
+
+    `improvement` is positive where the second model is better, whatever the metric.
+    """
+
+    role: str
+    metric: str
+    before: float
+    after: float
+    improvement: float
+    low: float
+    high: float
+    probability_better: float
+    num_records: int
+    differing: tuple[str, ...]
+    gained: tuple[dict, ...] = ()
+    lost: tuple[dict, ...] = ()
+
+    def to_json(self) -> dict:
+        return {**self.__dict__, "differing": list(self.differing), "gained": list(self.gained),
+                "lost": list(self.lost)}  # fmt: skip
+
+    def text(self) -> str:
+        """The figures for people: `agreement 0.02 -> 0.31, +0.29 (0.22 to 0.36)`."""
+        return (
+            f"{self.metric} {self.before:.4f} -> {self.after:.4f}, better by {self.improvement:+.4f} "
+            f"({self.low:+.4f} to {self.high:+.4f}), probability {self.probability_better:.3f}, "
+            f"{self.num_records} {'questions' if self.metric == 'agreement' else 'rows'}"
+        )
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict and everything that it rests on."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    headline: str
+    comparisons: tuple[Comparison, ...]
+    collapse: dict | None
+
+    @property
+    def is_win(self) -> bool:
+        return self.verdict == BETTER
+
+    @property
+    def marked(self) -> tuple[str, ...]:
+        """What of the conditions was allowed to differ, by name."""
+        return tuple(sorted({name for one in self.comparisons for name in one.differing}))
+
+    def of(self, role: str) -> Comparison | None:
+        return next((one for one in self.comparisons if one.role == role), None)
+
+    def to_json(self) -> dict:
+        return {
+            "verdict": self.verdict, "reasons": list(self.reasons), "headline": self.headline,
+            "allowed_to_differ": list(self.marked), "comparisons": [one.to_json() for one in self.comparisons],
+            "collapse": self.collapse,
+            "confidence": thresholds.CONFIDENCE.value, "draws": int(thresholds.DRAWS.value),
+            "seed": int(thresholds.BOOTSTRAP_SEED.value),
+        }  # fmt: skip
+
+
+def judge(before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collection[str] = ()) -> Judgement:
+    """Judge a second model against a first by their measurements by role.
+
+    Raises UserError where they share no paper, or were measured under other conditions than `allowed` names.
+    """
+    roles = [role for role in after if role in before]
+    if not set(roles) - {GUARD}:
+        raise UserError(
+            "the two have no measurement in common", found=", ".join(after) or "none", expected=", ".join(before),
+            next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
+        )  # fmt: skip
+    comparisons = tuple(compare(role, before[role], after[role], allowed) for role in roles)
+    headline = EXAM if EXAM in roles else next(role for role in roles if role != GUARD)
+    collapse = after[EXAM]["score"]["collapse"] if EXAM in roles else None
+    verdict, reasons = _decide({one.role: one for one in comparisons}, headline, collapse)
+    return Judgement(verdict, tuple(reasons), headline, comparisons, collapse)
+
+
+def compare(role: str, before: dict, after: dict, allowed: Collection[str] = ()) -> Comparison:
+    """Compare two measurements of one paper. Raises UserError as `conditions.require_comparable` does."""
+    one, other = (Identity.from_json(each["identity"]) for each in (before, after))
+    differing = tuple(conditions.require_comparable(one, other, allowed))
+    if one.paper["kind"] == "exam":
+        return _of_answers(role, before["answers"], after["answers"], differing)
+    return _of_rows(role, before["rows"], after["rows"], differing)
+
+
+def _of_answers(role: str, before: list[dict], after: list[dict], differing: tuple[str, ...]) -> Comparison:
+    found = bootstrap.paired([one["right"] for one in before], [one["right"] for one in after], [1.0] * len(before))
+    pairs = list(zip(before, after, strict=True))
+    flips = [[_flip(one, other) for one, other in pairs if other["right"] == gain and one["right"] != gain]
+             for gain in (True, False)]  # fmt: skip
+    return Comparison(
+        role, "agreement", found.before, found.after, found.difference, found.low, found.high,
+        found.probability_higher, found.num_records, differing, tuple(flips[0]), tuple(flips[1]),
+    )  # fmt: skip
+
+
+def _flip(before: dict, after: dict) -> dict:
+    kept = {key: after[key] for key in ("id", "question", "reference")}
+    return kept | {"before": before["text"], "after": after["text"]}
+
+
+def _of_rows(role: str, before: list, after: list, differing: tuple[str, ...]) -> Comparison:
+    """Bits per byte of the same rows, or nats a token where the labels stand for no text."""
+    sums = [np.array(rows, np.float64) for rows in (before, after)]
+    in_bytes = all(rows[:, 2].sum() > 0 for rows in sums)
+    metric, column, scale = ("bits/byte", 2, _BITS) if in_bytes else ("nats/token", 1, 1.0)
+    if sums[0].shape != sums[1].shape or (sums[0][:, column] != sums[1][:, column]).any():
+        raise UserError(
+            "the two have other texts in their rows, so no difference can be judged", where=role,
+            found="another tokenizer cuts the split into other rows",
+            expected="one tokenizer; `make evaluate` of both without --against shows their bits per byte",
+        )  # fmt: skip
+    found = bootstrap.paired(sums[0][:, 0], sums[1][:, 0], sums[0][:, column], scale)
+    return Comparison(
+        role, metric, found.before, found.after, -found.difference, -found.high, -found.low,
+        1 - found.probability_higher, found.num_records, differing,
+    )  # fmt: skip
+
+
+def _decide(found: dict[str, Comparison], headline: str, collapse: dict | None) -> tuple[str, list[str]]:
+    main, least = found[headline], thresholds.BETTER_ABOVE.value
+    verdict = BETTER if main.low > least else WORSE if main.high < -least else SAME
+    interval = f"{main.low:+.4f} to {main.high:+.4f}"
+    reasons = [f"{headline}: {main.metric} is {verdict}, the interval of the gain is {interval}"]
+    if collapse and collapse["collapsed"]:
+        share = f"{100 * collapse['share']:.0f} %"
+        reasons.append(f"collapsed: {share} of the answers are {collapse['answer'][:40]!r}")
+        return WORSE, reasons
+    guard = found.get(GUARD)
+    if guard is not None and _forgot(guard):
+        reasons.append(f"forgot: the guard set's {guard.metric} fell from {guard.before:.4f} to {guard.after:.4f}")
+        return (WORSE if verdict == WORSE else FORGOT), reasons
+    return verdict, reasons
+
+
+def _forgot(guard: Comparison) -> bool:
+    limit = thresholds.FORGOTTEN_SHARE.value
+    if guard.metric != "agreement":
+        limit = thresholds.FORGOTTEN_BITS.value * guard.before
+    return guard.improvement < -limit and guard.high < 0

@@ -1,0 +1,241 @@
+"""Promotion and rollback: a model becomes the champion only by a measured win on the champion's own papers.
+
+Refused: a run that is still running, a model that was not measured, a tie, a loss, a collapse, something forgotten, a
+parity that failed, a broken chain, other papers than the champion was judged on. The first champion is what is served
+now, measured first; nobody is promoted against nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core import files, paths
+from training.core.errors import IntegrityError, RunError, UserError
+from training.core.report import make_command, utc_stamp
+from training.evaluation import kept, verdict
+from training.evaluation.record import EXAM, GUARD
+from training.export import chain, manifest
+from training.rounds import champion, history
+from training.runs.folder import RUN_FILE, RunFolder
+
+Papers = dict[str, dict]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A GGUF file with its manifest and its measurements by role."""
+
+    path: Path
+    manifest: dict
+    measured: Papers
+
+    @property
+    def name(self) -> str:
+        return str(paths.container_path(self.path))
+
+
+def promote(
+    reference: str, measure: Callable[[Path, str | None, str | None, int | None], None], *, dry_run: bool = False
+) -> dict:
+    """Make a model the champion, or raise why not. Returns `{"entry", "judgement", "first"}`.
+
+    Args:
+        measure: measures a GGUF on an exam and a guard set, given as references; called for the first champion alone.
+    """
+    champion.require_link_is_served()
+    with champion.changing(f"promote {reference}"):
+        contender = _contender(paths.model_path(reference))
+        holder = champion.current()
+        first = None
+        if holder is None:
+            first = _first(contender, measure)
+            holder = first
+        if holder["sha256_model"] == contender.manifest["sha256"]:
+            raise UserError("it is the champion already", where=contender.name, found=f"entry {holder['number']}",
+                            expected="another model")  # fmt: skip
+        judgement = _judged(holder, contender)
+        entries = history.read()
+        if dry_run:
+            return {"entry": None, "judgement": judgement, "first": first, "champion": holder}
+        if first and not entries:
+            champion.move(paths.model_path(first["model"]), first)
+            entries = [first]
+        entry = history.following(entries, _body(history.PROMOTE, contender, judgement, holder))
+        champion.move(contender.path, entry)
+        return {"entry": entry, "judgement": judgement, "first": first, "champion": holder}
+
+
+def rollback(*, dry_run: bool = False) -> dict:
+    """Return to the champion before the last promotion; the history grows by an entry. Returns both entries."""
+    champion.require_link_is_served()
+    with champion.changing("rollback"):
+        entries = history.read()
+        before = _before(entries)
+        if before is None:
+            raise UserError(
+                "there is no champion to go back to", where=history.path(), found=f"{len(entries)} entries",
+                expected="a promotion", next_command="make serve-status",
+            )  # fmt: skip
+        model = champion.require_file(before)
+        kept_keys = ("model", "sha256_model", "papers", "weights_sha256")
+        body = {"kind": history.ROLLBACK, "when": utc_stamp(), **{key: before[key] for key in kept_keys},
+                "to": before["number"], "instead_of": entries[-1]["model"]}  # fmt: skip
+        entry = history.following(entries, body)
+        if not dry_run:
+            champion.move(model, entry)
+        return {"entry": entry, "from": entries[-1], "to": before}
+
+
+def _before(entries: list[dict]) -> dict | None:
+    """The entry that the champion of now took over from, rollbacks followed to where they led."""
+    if not entries:
+        return None
+    place = entries[-1]
+    while place["kind"] == history.ROLLBACK:
+        place = entries[place["to"] - 1]
+    return entries[place["number"] - 2] if place["number"] > 1 else None
+
+
+# ---- the contender
+
+
+def _contender(path: Path) -> Contender:
+    """A model that may stand for promotion. Raises where its bytes, its proof, its run or its chain say no."""
+    if not path.is_file():
+        raise UserError("no such model", where=path, found="nothing", expected="an exported GGUF file",
+                        next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
+    made = manifest.verify(path)
+    if not made.get("parity") or not made.get("fingerprint"):
+        raise RunError(
+            "the file was never proved to be the model that was trained", where=path, found="no parity in its manifest",
+            expected="what export-gguf proves", next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
+        )  # fmt: skip
+    _require_ended(made)
+    broken = [link for link in chain.walk(str(path)) if link.state == chain.BROKEN]
+    if broken:
+        raise IntegrityError(
+            "the chain from the data to the model is broken", where=broken[0].name, found=broken[0].detail,
+            expected="every link as its hash says",
+            next_command=make_command("verify", MODEL=paths.container_path(path)),
+        )  # fmt: skip
+    return Contender(path, made, _papers(made["sha256"]))
+
+
+def _require_ended(made: dict) -> None:
+    if made.get("run") is None or not (paths.roots().runs / made["run"] / RUN_FILE).is_file():
+        return
+    status = RunFolder(paths.roots().runs / made["run"]).status()
+    if status in ("running", "waiting", "queued"):
+        raise UserError("its run has not ended", where=made["run"], found=status, expected="completed, or stopped",
+                        next_command=f"make runs RUN={made['run']}")  # fmt: skip
+
+
+def _papers(sha256: str) -> Papers:
+    """The measurements of a file, by the hash of their paper; the newest of each."""
+    return {files.sha256_json(one["identity"]["paper"]): one for one in kept.of_model(sha256)}
+
+
+# ---- the champion of now
+
+
+def _first(contender: Contender, measure: Callable) -> dict:
+    """The entry of the first champion: what is served now, measured on the contender's papers."""
+    from training.serving import control
+
+    _require_measured(contender)
+    record = control.status()["record"]
+    if record is None:
+        raise UserError(
+            "there is no champion, and nothing is served that could be beaten", where=champion.link(), found="nothing",
+            expected="the model that the new one is to be better than, in service",
+            next_command="make serve-start MODEL=/app/models/trained/base/base-Q8_0.gguf",
+        )  # fmt: skip
+    served = paths.model_path(record["model"])
+    sha256 = files.sha256_file(served)
+    if sha256 == contender.manifest["sha256"]:
+        raise UserError("the model is the one that is served now, so it has beaten nobody", where=contender.name,
+                        expected="the model before it in service", next_command="make serve-status")  # fmt: skip
+    missing = [paper for key, paper in contender.measured.items() if key not in _papers(sha256)]
+    if missing:
+        measure(served, *_references(missing))
+    shared = [key for key in contender.measured if key in _papers(sha256)]
+    body = {
+        "kind": history.FIRST, "when": utc_stamp(), "model": str(paths.container_path(served)), "sha256_model": sha256,
+        "weights_sha256": None, "papers": [contender.measured[key]["identity"]["paper"] for key in shared],
+    }  # fmt: skip
+    return history.following([], body)
+
+
+def _references(papers: list[dict]) -> tuple[str | None, str | None, int | None]:
+    """The exam, the guard set and the exam's number of questions, as `evaluate` takes them."""
+    asked = {one["role"]: one for one in papers}
+    exam, guard = (asked[role]["reference"] if role in asked else None for role in (EXAM, GUARD))
+    return exam, guard, asked[EXAM]["identity"]["paper"]["num_questions"] if exam else None
+
+
+def _require_measured(contender: Contender) -> None:
+    if not any(one["role"] == EXAM for one in contender.measured.values()):
+        raise RunError(
+            "the model was not measured", where=contender.name, found="no measurement of this very file",
+            expected="its answers to an exam, through its server",
+            next_command=make_command("evaluate", "--exam", "my-exam.jsonl", CHECKPOINT=contender.name),
+        )  # fmt: skip
+
+
+def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
+    """The judgement on the champion's papers. Raises RunError unless it is a win."""
+    _require_measured(contender)
+    wanted = {files.sha256_json(paper): paper for paper in holder["papers"]}
+    missing = [paper for key, paper in wanted.items() if key not in contender.measured]
+    if missing or not wanted:
+        raise UserError(
+            "the model was measured on other data than the champion was judged on", where=contender.name,
+            found=", ".join(_told(one["identity"]["paper"]) for one in contender.measured.values()),
+            expected=", ".join(_told(paper) for paper in wanted.values()) or "a champion that was measured",
+            next_command=_measure_command(contender.name, list(_papers(holder["sha256_model"]).values())),
+        )  # fmt: skip
+    held = _papers(holder["sha256_model"])
+    if gone := [paper for key, paper in wanted.items() if key not in held]:
+        raise IntegrityError(
+            "the champion's own measurement is gone", where=kept.folder(), found="nothing",
+            expected=", ".join(_told(paper) for paper in gone),
+            next_command=_measure_command(holder["model"], list(contender.measured.values())),
+        )  # fmt: skip
+    by_role = {contender.measured[key]["role"]: key for key in wanted}
+    judgement = verdict.judge(
+        {role: held[key] for role, key in by_role.items()},
+        {role: contender.measured[key] for role, key in by_role.items()},
+    )
+    if not judgement.is_win:
+        raise RunError(
+            f"not a win: {judgement.verdict}", where=contender.name, found="; ".join(judgement.reasons),
+            expected=f"a gain whose whole interval lies above 0, and nothing forgotten; {holder['model']} stays",
+            next_command="make serve-status",
+        )  # fmt: skip
+    return judgement
+
+
+def _measure_command(model: str, measured: list[dict]) -> str:
+    """The command that measures a model on the papers of measurements."""
+    exam, guard, count = _references(measured)
+    asked = (("--exam", exam), ("--questions", count), ("--guard", guard))
+    return make_command(
+        "evaluate", *(part for name, value in asked if value for part in (name, str(value))), CHECKPOINT=model
+    )  # fmt: skip
+
+
+def _told(paper: dict) -> str:
+    return f"{paper['name']} {files.short(paper['sha256'])} of {paper['num_questions']} questions"
+
+
+def _body(kind: str, contender: Contender, judgement: verdict.Judgement, holder: dict) -> dict:
+    short = [
+        {key: value for key, value in one.to_json().items() if key not in ("gained", "lost")}
+        | {"gained": len(one.gained), "lost": len(one.lost)}
+        for one in judgement.comparisons
+    ]  # fmt: skip
+    return {
+        "kind": kind, "when": utc_stamp(), "model": contender.name, "sha256_model": contender.manifest["sha256"],
+        "weights_sha256": contender.manifest["weights_sha256"], "papers": holder["papers"],
+        "beaten": {"model": holder["model"], "sha256_model": holder["sha256_model"], "by": short},
+    }  # fmt: skip

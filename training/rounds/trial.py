@@ -1,0 +1,54 @@
+"""A trial: bare candidates on one exam under one precision; nothing is trained. Each is measured in its own process.
+
+A candidate that cannot be loaded costs itself alone: it is reported with the reason, and the others go on.
+"""
+
+from dataclasses import dataclass
+
+from training.core.errors import RunError
+from training.core.log import say
+from training.evaluation import conditions
+from training.evaluation.conditions import Identity
+from training.evaluation.record import EXAM
+from training.rounds.steps import StepFailed, run_step
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One candidate's outcome: its score, or why it has none."""
+
+    reference: str
+    score: dict | None
+    identity: dict | None
+    why: str | None = None
+
+
+def run(references: list[str], exam: str, num_questions: int | None, precision: str) -> list[Candidate]:
+    """Measure every candidate and return them, the best first, those without a score last.
+
+    Raises RunError where none could be measured, UserError where two were measured under other conditions.
+    """
+    found = [_measured(reference, exam, num_questions, precision) for reference in references]
+    scored = [one for one in found if one.score]
+    if not scored:
+        raise RunError(
+            "no candidate could be measured", found="; ".join(f"{one.reference}: {one.why}" for one in found),
+            expected="at least one that loads", next_command="make base-fetch BASE=name fetches a base",
+        )  # fmt: skip
+    first = Identity.from_json(scored[0].identity)
+    for other in scored[1:]:  # each has a tokenizer of its own; everything else is the same
+        conditions.require_comparable(first, Identity.from_json(other.identity), ("tokenizer", "template"))
+    return sorted(found, key=lambda one: -1.0 if one.score is None else one.score["agreement"], reverse=True)
+
+
+def _measured(reference: str, exam: str, num_questions: int | None, precision: str) -> Candidate:
+    arguments = ["evaluate", reference, "--exam", exam]
+    arguments += ["--questions", str(num_questions)] if num_questions else []
+    arguments += [] if reference.endswith(".gguf") else ["--precision", precision]
+    try:
+        document, _ = run_step(f"Trial of {reference}", arguments)
+    except StepFailed as failure:
+        say(f"{reference} has no score: {failure.found}")
+        return Candidate(reference, None, None, failure.found)
+    [record] = document["records"]
+    return Candidate(reference, record[EXAM], record["identities"][EXAM])
