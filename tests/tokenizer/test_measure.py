@@ -24,7 +24,7 @@ def records(tmp_path: Path, own_roots: Path) -> str:
         {"text": text, "source": "ab"[number % 2], "group": f"{number}"} for number, text in enumerate(sample_texts())
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["data-prepare", str(path)]) == 0
+    assert main(["data-prepare", str(path), "--near", "0"]) == 0
     return "mixed"
 
 
