@@ -38,7 +38,7 @@ venv:
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
 test: setup ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
-	@RUNTIME=local $(TRAINYARD) export-build
+	@RUNTIME=local $(TRAINYARD) export-build $(if $(and $(shell command -v cmake),$(shell command -v c++)),--quantizer)
 	@.venv/bin/python -m pytest $(ARGS)
 
 lint: setup ## Check the style

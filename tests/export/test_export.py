@@ -1,6 +1,7 @@
 """Whole exports by the real converter and a real server, and the ways in which each of them must fail."""
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -23,7 +24,7 @@ from tiny_checkpoint import (
 
 from training.cli import main
 from training.core import files, paths
-from training.core.errors import IntegrityError, RunError, TrainyardError, UserError
+from training.core.errors import IntegrityError, RunError, UserError
 from training.export import adapter_gguf, export, gguf_file, importance, manifest, plan, proof
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.proof import Proof
@@ -156,10 +157,9 @@ def test_the_gap_to_a_base_in_4_bits_is_told_apart(adapter: Checkpoint):
 
 @pytest.fixture
 def quantiser(llama_cpp: None) -> None:
-    try:
-        quantize.require_tool()
-    except TrainyardError as error:
-        pytest.skip(f"{error.what}: {error.next_command}")
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("K-quants: this machine has no compiler for llama.cpp's quantiser")
+    quantize.require_tool()
 
 
 def _wide(make_folder, width: int = 256) -> Path:
