@@ -62,6 +62,16 @@ def test_the_exam_decides_before_the_loss():
     assert verdict.judge(before, after).headline == "exam" and verdict.judge(before, after).verdict == "worse"
 
 
+def test_an_exam_that_nobody_passes_hides_no_loss():
+    def judged(exam: int, nats: float) -> verdict.Judgement:
+        return verdict.judge(
+            {"test": rows([20.0] * 9), "exam": answers(0)}, {"test": rows([nats] * 9), "exam": answers(exam)}
+        )
+
+    assert judged(0, 30.0).verdict == "worse" and "test: bits/byte is worse" in judged(0, 30.0).reasons[-1]
+    assert judged(0, 20.0).verdict == judged(0, 10.0).verdict == "same" and judged(40, 30.0).verdict == "better"
+
+
 def test_what_the_guard_set_lost_is_forgot_unless_it_is_little():
     def judged(guard: int, exam: int = 40) -> str:
         return verdict.judge(

@@ -1,8 +1,9 @@
 """Better, same, worse or forgot: two models' measurements on the same papers, judged by `thresholds` alone.
 
 The headline decides: the exam where there is one, else the bits per byte of the first split. Its whole interval above
-`BETTER_ABOVE` is better, below it worse, else the same. A collapse is worse whatever the figures say. Forgot is a guard
-set that lost more than it may, beyond its interval, where the headline is not worse.
+`BETTER_ABOVE` is better, below it worse, else the same. An exam that is the same is worse where a split's loss is, since
+an exam that nobody passes hides what was lost. A collapse is worse whatever the figures say. Forgot is a guard set that
+lost more than it may, beyond its interval, where the headline is not worse.
 """
 
 from collections.abc import Collection, Mapping
@@ -151,6 +152,12 @@ def _decide(found: dict[str, Comparison], headline: str, collapse: dict | None) 
     verdict = BETTER if main.low > least else WORSE if main.high < -least else SAME
     interval = f"{main.low:+.4f} to {main.high:+.4f}"
     reasons = [f"{headline}: {main.metric} is {verdict}, the interval of the gain is {interval}"]
+    lost = [one for role, one in found.items() if role not in (headline, GUARD) and one.high < -least]
+    if verdict == SAME and lost:
+        verdict = WORSE
+        reasons += [
+            f"{one.role}: {one.metric} is worse, {one.before:.4f} before and {one.after:.4f} after" for one in lost
+        ]
     if collapse and collapse["collapsed"]:
         share = f"{100 * collapse['share']:.0f} %"
         reasons.append(f"collapsed: {share} of the answers are {collapse['answer'][:40]!r}")
