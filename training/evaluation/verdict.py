@@ -1,8 +1,8 @@
 """Better, same, worse or forgot: two models' measurements on the same papers, judged by `thresholds` alone.
 
 The headline decides: the exam where there is one, else the bits per byte of the first split. Its whole interval above
-`BETTER_ABOVE` is better, below it worse, else the same. An exam that is the same is worse where a split's loss is, since
-an exam that nobody passes hides what was lost. A collapse is worse whatever the figures say. Forgot is a guard set that
+`BETTER_ABOVE` is better, below it worse, else the same. An exam that is the same is worse where a split's loss is: an
+exam that nobody passes hides what was lost. A collapse is worse whatever the figures say. Forgot is a guard set that
 lost more than it may, beyond its interval, where the headline is not worse.
 """
 
