@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_checkpoint import dataset_files, train_tokenizer, write_artifact, write_model
 
+from tests.export.tiny_checkpoint import dataset_files, train_tokenizer, write_artifact, write_model
 from training.core import files, paths
 from training.core.errors import TrainyardError
 from training.export.checkpoint import Checkpoint, open_checkpoint

@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
-from tiny_adapter import ALPHA, RANK, logits_by_peft, logits_of_folder, write_adapter
-from tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, write_model
 
+from tests.export.tiny_adapter import ALPHA, RANK, logits_by_peft, logits_of_folder, write_adapter
+from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, write_model
 from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.export import merge, reference, weights

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_checkpoint import edit_json
 
+from tests.export.tiny_checkpoint import edit_json
 from training.cli import main
 from training.core import files
 from training.core.errors import IntegrityError, UserError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, train_tokenizer
 
+from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, train_tokenizer
 from training.core.errors import IntegrityError, Problems, UserError
 from training.export import checks
 from training.export.checkpoint import Checkpoint, open_checkpoint

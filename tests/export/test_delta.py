@@ -6,9 +6,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tiny_adapter import write_adapter
-from tiny_checkpoint import write_model
 
+from tests.export.tiny_adapter import write_adapter
+from tests.export.tiny_checkpoint import write_model
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError

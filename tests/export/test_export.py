@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_adapter import write_adapter
-from tiny_checkpoint import (
+
+from tests.export.tiny_adapter import write_adapter
+from tests.export.tiny_checkpoint import (
     ENTRIES,
     HEADS,
     HIDDEN,
@@ -21,7 +22,6 @@ from tiny_checkpoint import (
     train_tokenizer,
     write_model,
 )
-
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, RunError, UserError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import FAMILIES, write_family
 
+from tests.export.tiny_families import FAMILIES, write_family
 from training.core.errors import IntegrityError
 from training.export import export, positions, reference
 from training.export.checkpoint import open_checkpoint

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tiny_checkpoint import SPECIALS
 
+from tests.export.tiny_checkpoint import SPECIALS
 from training.core.errors import MachineError, RunError
 from training.export import modelfile, proof, turns
 from training.export.checkpoint import Checkpoint, open_checkpoint

@@ -5,8 +5,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
 
+from tests.export.tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints

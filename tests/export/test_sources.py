@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tiny_adapter import write_adapter
-from tiny_checkpoint import edit_json, write_model
 
+from tests.export.tiny_adapter import write_adapter
+from tests.export.tiny_checkpoint import edit_json, write_model
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.export import chain
