@@ -98,8 +98,8 @@ print(process.peak_rss_bytes() - before)
 @pytest.mark.slow
 def test_a_merge_holds_a_block_and_not_a_tensor(make_folder, tmp_path: Path):
     """A matrix of 768 MiB, most of it a hole in the file, is merged in less than a third of that."""
-    from tiny_adapter import write_adapter
-    from tiny_checkpoint import random_weights
+    from tests.export.tiny_adapter import write_adapter
+    from tests.export.tiny_checkpoint import random_weights
 
     base = make_folder("base")
     rows, width = 3 << 14, 4096

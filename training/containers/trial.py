@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.containers import engine
 from training.containers import image as images
+from training.core import version
 from training.core.errors import IntegrityError, RunError
 from training.llamacpp import pin as pins
 from training.llamacpp import tiny
@@ -41,7 +42,8 @@ def _inside(record: dict, entry: str, *arguments: str, gpu: bool = False) -> str
 
 def _train(record: dict) -> dict:
     said = json.loads(_inside(record, "python", "-m", "training.containers.forward", gpu=True))
-    missing = [name for name, found in said["packages"].items() if found is None]
+    needed = said["packages"].keys() - (() if said["device"] == "cuda" else version.CUDA_ALONE)
+    missing = sorted(name for name in needed if said["packages"][name] is None)
     if missing:
         raise IntegrityError("the image lacks packages", where=record["reference"], found=", ".join(missing))
     torch = said["packages"]["torch"]

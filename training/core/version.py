@@ -29,6 +29,8 @@ PACKAGES = (
     "torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "gguf", "xllamacpp", "numpy",
     "accelerate", "triton", "nvidia-ml-py", "docker",
 )  # fmt: skip
+CUDA_ALONE = ("triton",)
+"""Those that a CPU build of PyTorch comes without."""
 
 
 def packages() -> dict[str, str | None]:
