@@ -56,6 +56,7 @@ def own_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores it, and so would children
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("ARGS", None)  # `make test ARGS=...` means this program, and no other target that a test calls
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRAINYARD_TAG", f"test-{image.checkout()}")
     os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
