@@ -6,7 +6,7 @@ stay token-weighted. The interval is that of percentiles (Efron and Tibshirani 1
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,9 +26,6 @@ class Difference:
     high: float
     probability_higher: float
     num_records: int
-
-    def to_json(self) -> dict:
-        return asdict(self)
 
 
 def paired(before: Sequence[float], after: Sequence[float], weights: Sequence[float], scale: float = 1.0) -> Difference:

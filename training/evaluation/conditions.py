@@ -30,10 +30,6 @@ class Identity:
     def sha256(self) -> str:
         return files.sha256_json(self.to_json())
 
-    @property
-    def paper_sha256(self) -> str:
-        return files.sha256_json(self.paper)
-
     def to_json(self) -> dict:
         return {"version": VERSION, "model": self.model, "paper": self.paper, "conditions": self.conditions}
 

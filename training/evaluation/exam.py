@@ -53,7 +53,6 @@ class Exam:
     scorer: scorers.Scorer
     max_answer_tokens: int
     questions: tuple[Question, ...]
-    source: str | None = None  # the data set's split that it was drawn from
 
     @cached_property
     def sha256(self) -> str:
@@ -216,7 +215,7 @@ def of_split(data: datasets.Dataset, split: str) -> Exam:
                         expected="conversations, or prompts with completions")  # fmt: skip
     longest_bytes = max(len(question.answer.encode()) for question in questions)  # no token has less than a byte
     most = min(int(thresholds.ANSWER_TOKENS.value), longest_bytes)
-    return Exam(f"{data.name}-{split}", scorers.Scorer("exact"), most, tuple(questions), source=where)
+    return Exam(f"{data.name}-{split}", scorers.Scorer("exact"), most, tuple(questions))
 
 
 def _of_records(records: Iterable[dict]) -> Iterator[Question]:

@@ -13,6 +13,8 @@ from training.core.errors import IntegrityError
 from training.evaluation.conditions import Identity
 
 KIND = "measurement"
+EXAM, GUARD = "exam", "guard"
+"""The roles of measurements that are no split's."""
 
 
 def folder() -> Path:

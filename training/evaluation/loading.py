@@ -12,6 +12,7 @@ from training.core.errors import UserError
 from training.engine import device
 from training.evaluation.subject import CHECKPOINT, GGUF, Subject
 from training.objectives import registry
+from training.recipe.model import Recipe
 
 ATTENTION = "sdpa"
 
@@ -24,10 +25,10 @@ class Loaded:
     device: torch.device
 
 
-def default_precision(subject: Subject) -> str:
-    """The recipe's type of weights for a checkpoint, else bf16 on a GPU and fp32 on a CPU."""
-    if subject.resolved is not None:
-        return subject.resolved.recipe.memory.weights
+def default_precision(recipe: Recipe | None) -> str:
+    """The recipe's type of weights where there is one, else bf16 on a GPU and fp32 on a CPU."""
+    if recipe is not None:
+        return recipe.memory.weights
     return "bf16" if torch.cuda.is_available() else "fp32"
 
 

@@ -30,12 +30,11 @@ def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> Objective:
     return rows
 
 
-def measured(loaded: Loaded, rows: Objective, label: str, drawn: np.ndarray | None = None) -> dict:
-    """`{"score", "rows"}` of every row, or of the drawn ones; a row is `[nats, tokens, bytes]`."""
-    numbers = np.arange(rows.num_rows) if drawn is None else drawn
+def measured(loaded: Loaded, rows: Objective, label: str) -> dict:
+    """`{"score", "rows"}` of every row; a row is `[nats, tokens, bytes]`."""
     found: list[Score] = []
-    with Progress(label, len(numbers), "row") as progress:
-        for number in numbers:
+    with Progress(label, rows.num_rows, "row") as progress:
+        for number in range(rows.num_rows):
             found.append(measure(loaded.model, rows, np.array([number]), 1))
             progress.advance(1)
     return {"score": total(found).to_json(), "rows": [[one.nats, one.num_tokens, one.num_bytes] for one in found]}

@@ -17,12 +17,11 @@ from training.evaluation import conditions, guard, kept, loading, loss, served, 
 from training.evaluation.answering import Answerer
 from training.evaluation.conditions import Identity
 from training.evaluation.exam import Exam
+from training.evaluation.kept import EXAM, GUARD
 from training.evaluation.rendering import Prompts
 from training.evaluation.subject import CHECKPOINT, GGUF, Subject
 from training.objectives import registry
 from training.recipe.model import Recipe
-
-EXAM, GUARD = "exam", "guard"
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Evaluation:
     def __init__(self, subject: Subject, request: Request):
         self.subject, self.request = subject, request
         self.recipe = subject.resolved.recipe if subject.resolved else request.recipe
-        self.precision = request.precision or loading.default_precision(subject)
-        if request.precision is None and subject.form != CHECKPOINT and self.recipe is not None:
-            self.precision = self.recipe.memory.weights
+        self.precision = request.precision or loading.default_precision(self.recipe)
 
     def run(self) -> dict[str, dict]:
         """Measure what is asked for and return the measurements by their role: a split's name, `exam`, `guard`."""
@@ -183,7 +180,7 @@ class Evaluation:
             document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **measure()})
             return document | {"reused": False}
         if found["role"] != role:  # the same paper, asked for as something else
-            kept.write(identity, {"subject": found["subject"], **found, **asked})
+            kept.write(identity, found | asked)
         return found | asked | {"reused": True}
 
 

@@ -73,11 +73,7 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-def _exact(text: str, _: None) -> str:
-    return text
-
-
-def _choice(text: str, _: None) -> str:
+def _whole(text: str, _: None) -> str:
     return text
 
 
@@ -113,4 +109,4 @@ def _compiled(pattern: str, where: str):
         raise UserError("not a regular expression", where=where, found=f"{pattern!r}: {error}") from error
 
 
-_READERS = {"exact": _exact, "field": _field, "regex": _regex, "choice": _choice}
+_READERS = {"exact": _whole, "field": _field, "regex": _regex, "choice": _whole}

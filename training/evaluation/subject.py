@@ -41,7 +41,7 @@ class Subject:
     @property
     def run(self) -> Path | None:
         """The run's folder of a checkpoint that lies in one."""
-        folder = self.path.absolute().parents[1]
+        folder = self.path.absolute().parent.parent
         return folder if self.form == CHECKPOINT and (folder / RUN_FILE).is_file() else None
 
     @property

@@ -14,10 +14,9 @@ import numpy as np
 from training.core.errors import UserError
 from training.evaluation import bootstrap, conditions, thresholds
 from training.evaluation.conditions import Identity
-from training.evaluation.record import EXAM, GUARD
+from training.evaluation.kept import EXAM, GUARD
 
 BETTER, SAME, WORSE, FORGOT = "better", "same", "worse", "forgot"
-WORDS = (BETTER, SAME, WORSE, FORGOT)
 _BITS = 1 / np.log(2)
 
 

@@ -13,7 +13,7 @@ from training.core import files, paths
 from training.core.errors import IntegrityError, RunError, UserError
 from training.core.report import make_command, utc_stamp
 from training.evaluation import kept, verdict
-from training.evaluation.record import EXAM, GUARD
+from training.evaluation.kept import EXAM, GUARD
 from training.export import chain, manifest
 from training.rounds import champion, history
 from training.runs.folder import RUN_FILE, RunFolder

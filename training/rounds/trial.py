@@ -9,7 +9,7 @@ from training.core.errors import RunError
 from training.core.log import say
 from training.evaluation import conditions
 from training.evaluation.conditions import Identity
-from training.evaluation.record import EXAM
+from training.evaluation.kept import EXAM
 from training.rounds.steps import StepFailed, run_step
 
 
