@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", metavar="CHECKPOINT", help="a step folder, a run (its best one), a base's name, a Hugging "
         "Face folder, or a GGUF, which is asked through its server")  # fmt: skip
-    add("--split", action="append", choices=SPLITS, help="measure the loss on it; repeatable (default: test_postcutoff "
-        "where there is one, else test)")  # fmt: skip
+    add("--split", action="append", choices=SPLITS, help="measure the loss on it; repeatable (default: the first "
+        "that there is of test_postcutoff, test and validation)")  # fmt: skip
     add("--exam", metavar="EXAM", help="a folder or JSONL of questions, or name@hash:split of a data set with answers")
     add("--questions", type=int, metavar="N", help="draw so many of the exam (default: 150, on a GPU 500)")
     add("--guard", metavar="EXAM", help="general questions that show what was forgotten, or `drawn`")
@@ -32,9 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.evaluation import record, subject
 
+    _check(args)
     models = [subject.find(reference) for reference in args.models]
     against = subject.find(args.against) if args.against else None
-    request = _request(args, record, [*models, *([against] if against else [])])
+    request = _request(args, [*models, *([against] if against else [])])
     before = record.measure(against, request) if against else None
     records, judgements = [], []
     for model in models:
@@ -50,12 +51,28 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     }  # fmt: skip
 
 
-def _request(args: argparse.Namespace, record, models: list):
+def _check(args: argparse.Namespace) -> None:
+    """Raise what is wrong with the arguments before anything is measured."""
     from training.core.errors import UserError
-    from training.recipe.load import load
+    from training.evaluation import conditions, page
 
     if args.questions is not None and args.questions < 1:
         raise UserError("not a number of questions", where="--questions", found=args.questions, expected="1 or more")
+    if unknown := sorted(_allowed(args) - set(conditions.NAMES)):
+        raise UserError("no such condition", where="--allow", found=", ".join(unknown),
+                        expected=", ".join(conditions.NAMES))  # fmt: skip
+    if args.report:
+        page.require_html(args.report)
+
+
+def _allowed(args: argparse.Namespace) -> set[str]:
+    return {name for name in args.allow.split(",") if name}
+
+
+def _request(args: argparse.Namespace, models: list):
+    from training.evaluation import record
+    from training.recipe.load import load
+
     recipe = load(Path(args.config)).recipe if args.config else record.recipe_of(models)
     return record.Request(
         tuple(args.split or ()), args.exam, args.guard, args.questions, recipe, args.precision
@@ -63,14 +80,10 @@ def _request(args: argparse.Namespace, record, models: list):
 
 
 def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple, model):
-    from training.core.errors import RunError, UserError
-    from training.evaluation import conditions, lineage, page, verdict
+    from training.core.errors import RunError
+    from training.evaluation import lineage, page, verdict
 
-    allowed = {name for name in args.allow.split(",") if name}
-    if unknown := sorted(allowed - set(conditions.NAMES)):
-        raise UserError("no such condition", where="--allow", found=", ".join(unknown),
-                        expected=", ".join(conditions.NAMES))  # fmt: skip
-    judgement = verdict.judge(before[1], after[1], allowed)
+    judgement = verdict.judge(before[1], after[1], _allowed(args))
     add_judgement(report, judgement)
     if args.report:
         page.write(args.report, page.Page(before[0], after[0], judgement, lineage.curves(model), lineage.chain(model)))

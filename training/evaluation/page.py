@@ -43,11 +43,16 @@ class Page:
     chain: tuple[tuple[str, str], ...] = ()
 
 
-def write(path: Path, page: Page) -> None:
-    """Write `path` as HTML and, beside it, the same as `.txt`. Raises UserError unless the name ends in .html."""
+def require_html(path: Path) -> None:
+    """Raise UserError unless the file's name ends in .html."""
     if path.suffix != ".html":
         raise UserError("a page is HTML, by the file's name", where="--report", found=path.name,
                         expected="a name that ends in .html")  # fmt: skip
+
+
+def write(path: Path, page: Page) -> None:
+    """Write `path` as HTML and, beside it, the same as `.txt`. Raises UserError unless the name ends in .html."""
+    require_html(path)
     files.write_text(path, to_html(page))
     files.write_text(path.with_suffix(".txt"), to_text(page))
 
