@@ -45,7 +45,8 @@ def fit(choices: Sequence[Choice]) -> float:
     low, high, ratio = np.log(_LOWEST), np.log(_HIGHEST), (np.sqrt(5) - 1) / 2
     for _ in range(_STEPS):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
-        if _nats(choices, np.exp(left)) <= _nats(choices, np.exp(right)):
+        lower, upper = (_nats(_probabilities(choices, np.exp(one)), choices) for one in (left, right))
+        if lower <= upper:
             high = right
         else:
             low = left
@@ -61,22 +62,20 @@ def _probabilities(choices: Sequence[Choice], temperature: float) -> list[np.nda
     return found
 
 
-def _nats(choices: Sequence[Choice], temperature: float) -> float:
-    shares = _probabilities(choices, temperature)
+def _nats(shares: list[np.ndarray], choices: Sequence[Choice]) -> float:
     return float(np.mean([-np.log(max(p[one.right], 1e-300)) for p, one in zip(shares, choices, strict=True)]))
 
 
 def _figures(shares: list[np.ndarray], choices: Sequence[Choice]) -> dict:
-    brier, nats = [], []
+    brier = []
     for p, choice in zip(shares, choices, strict=True):
         target = np.zeros(len(p))
         target[choice.right] = 1
         brier.append(float(((p - target) ** 2).sum()))
-        nats.append(-float(np.log(max(p[choice.right], 1e-300))))
     bins = _bins(shares, choices)
     total = sum(one["count"] for one in bins)
     ece = sum(one["count"] * abs(one["hit_rate"] - one["mean_probability"]) for one in bins) / total
-    return {"brier": float(np.mean(brier)), "ece": float(ece), "nats": float(np.mean(nats))}
+    return {"brier": float(np.mean(brier)), "ece": float(ece), "nats": _nats(shares, choices)}
 
 
 def _bins(shares: list[np.ndarray], choices: Sequence[Choice]) -> list[dict]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from training.core.errors import UserError
 from training.engine import device
-from training.evaluation.subject import CHECKPOINT, GGUF, Subject
+from training.evaluation.subject import CHECKPOINT, Subject
 from training.objectives import registry
 from training.recipe.model import Recipe
 
@@ -37,10 +36,10 @@ def attention_of(subject: Subject) -> str:
 
 
 def load(subject: Subject, precision: str) -> Loaded:
-    """Load a subject's weights in a precision. Raises MachineError where this machine cannot."""
+    """Load a checkpoint's or a folder's weights in a precision. Raises MachineError where this machine cannot."""
     where = device.resolve(precision)
     device.use_cores()
-    build = {CHECKPOINT: _checkpoint, GGUF: _unpacked}.get(subject.form, _folder)
+    build = _checkpoint if subject.form == CHECKPOINT else _folder
     model = build(subject, precision, where)
     model.requires_grad_(False).eval()
     return Loaded(model, where.torch_device)
@@ -70,11 +69,3 @@ def _folder(subject: Subject, precision: str, where: device.Device) -> torch.nn.
     model.to(where.torch_device)
     base.look(model, packs=False)
     return model
-
-
-def _unpacked(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
-    raise UserError(
-        "a GGUF file's loss is not measured: its server gives no loss of a text", where=subject.path,
-        found="a split", expected="an exam, through its server; or the checkpoint that it was exported from",
-        next_command=f"make evaluate CHECKPOINT={subject.label} ARGS='--exam my-exam.jsonl'",
-    )  # fmt: skip

@@ -21,22 +21,17 @@ def sit(exam: Exam, prompts: Prompts, answerer, identity: Identity, label: str) 
 
     `answerer` is an `Answerer` of PyTorch or a `ServedAnswerer`.
     """
-    partial = Partial(identity)
-    waiting = [question for question in exam.questions if question.id not in partial.answers]
-    done = len(exam.questions) - len(waiting)
+    partial, by_id = Partial(identity), {question.id: question for question in exam.questions}
+    scored = {key: _scored(exam, by_id[key], found) for key, found in partial.answers.items()}
+    waiting = [question for question in exam.questions if question.id not in scored]
     ask = _choose if exam.scorer.name == "choice" else _answer
-    with Progress(f"exam {exam.name}, {label}", len(exam.questions), "question", done=done) as progress:
+    with Progress(f"exam {exam.name}, {label}", len(exam.questions), "question", done=len(scored)) as progress:
         for found in ask(waiting, prompts, answerer):
             partial.add(found)
-            progress.advance(1, _so_far(exam, partial.answers))
-    answers = [_scored(exam, question, partial.answers[question.id]) for question in exam.questions]
+            scored[found["id"]] = _scored(exam, by_id[found["id"]], found)
+            progress.advance(1, f"agreement {sum(one['right'] for one in scored.values())}/{len(scored)}")
+    answers = [scored[question.id] for question in exam.questions]
     return {"score": score(exam, answers), "answers": answers}
-
-
-def _so_far(exam: Exam, answers: dict[str, dict]) -> str:
-    by_id = {question.id: question for question in exam.questions}
-    right = sum(_scored(exam, by_id[key], found)["right"] for key, found in answers.items())
-    return f"agreement {right}/{len(answers)}"
 
 
 def _answer(questions: Sequence[Question], prompts: Prompts, answerer):
