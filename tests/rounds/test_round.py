@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.objectives.tiny import make_world
-from training.core import files, paths
+from training.core import files, locks, paths
+from training.core.errors import MachineError, RunError
 from training.recipe import bases
 from training.rounds import round as rounds
 from training.rounds import trial
@@ -113,6 +114,15 @@ def test_a_measurement_that_crashes_costs_the_measurement(steps: dict, tmp_path:
     assert rounds.Round(plan(tmp_path)).run()["beat"] is True
 
 
+def test_two_at_once_do_not_work_on_one_round(steps: dict, tmp_path: Path):
+    """The same command a second time finds the round that the first one works on, and leaves it alone."""
+    first, second = rounds.Round(plan(tmp_path)), rounds.Round(plan(tmp_path))
+    assert second.folder == first.folder
+    with locks.hold(first.folder / "lock.json", "round"), pytest.raises(MachineError, match="the round is busy"):
+        second.run()
+    assert steps["asked"] == [] and second.run()["state"] == "completed"
+
+
 def test_an_export_that_is_refused_is_told_and_the_verdict_stands(steps: dict, tmp_path: Path):
     steps["fails"]["export-gguf"] = StepFailed(["export-gguf"], 2, {"error": {"what": "an adapter"}})
     document = rounds.Round(plan(tmp_path)).run()
@@ -135,8 +145,6 @@ def test_a_trial_reports_what_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
     found = trial.run(["a", "gone", "b"], "e.jsonl", None, "fp32")
     assert [one.reference for one in found] == ["b", "a", "gone"] and found[2].why == "no such run"
     assert all(arguments[-2:] == ["--precision", "fp32"] for arguments in asked)
-    from training.core.errors import RunError
-
     with pytest.raises(RunError, match="no candidate could be measured"):
         trial.run(["gone"], "e.jsonl", None, "fp32")
 

@@ -19,12 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import paths
     from training.rounds import champion, history, promotion
-    from training.rounds.steps import run_step
+    from training.rounds.steps import options, run_step
 
     def measure(model, exam: str | None, guard: str | None, num_questions: int | None) -> None:
-        asked = (("--exam", exam), ("--guard", guard), ("--questions", num_questions))
-        arguments = [part for name, value in asked if value for part in (name, str(value))]
-        run_step("Measure what is served now", ["evaluate", str(model), *arguments])
+        asked = options(("--exam", exam), ("--guard", guard), ("--questions", num_questions))
+        run_step("Measure what is served now", ["evaluate", str(model), *asked])
 
     done = promotion.promote(args.model, measure, dry_run=args.dry_run)
     add_judgement(report, done["judgement"])

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from training.commands.evaluate import add_judgement
+from training.core.errors import RunError
 from training.core.report import Report, make_command
 
 SUMMARY = "baseline, training within the hours, verdict, export, a trial in the service; promotes nothing"
@@ -27,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.recipe.load import load
     from training.rounds import round as rounds
+    from training.rounds.steps import options
 
-    serve = [("--service", args.service), ("--port", args.port)]
     plan = rounds.Plan(
         load(Path(args.config), args.overrides), args.hours, args.exam, args.guard, args.questions, args.quant,
-        tuple(part for name, value in serve if value for part in (name, str(value))),
+        tuple(options(("--service", args.service), ("--port", args.port))),
     )  # fmt: skip
-    rounds.require_papers(plan)
+    rounds.check(plan)
     night = rounds.Round(plan)
     report.add("round", night.folder)
     if night.is_resumed:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("note", note)
     report.add("next", _next(document))
     if not night.judgement.is_win:
-        report.fail(f"NOT A WIN: {night.judgement.verdict}", 4)
+        report.fail(f"NOT A WIN: {night.judgement.verdict}", RunError.exit_code)
     return document
 
 

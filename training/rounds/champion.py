@@ -117,7 +117,7 @@ def require_file(entry: dict) -> Path:
 def require_link_is_served() -> None:
     """Raise UserError where a variable of `.env` or of the environment hides the link from the service."""
     for name in _VARIABLES:
-        in_file, value = paths.dot_env().get(name), paths.setting(name, "")
+        value, in_file = paths.setting(name, ""), not os.environ.get(name)
         if not value or value == str(paths.CONTAINER_MODELS / link().name):
             continue
         where = ".env" if in_file else "the environment"

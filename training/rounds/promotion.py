@@ -16,6 +16,7 @@ from training.evaluation import kept, verdict
 from training.evaluation.kept import EXAM, GUARD
 from training.export import chain, manifest
 from training.rounds import champion, history
+from training.rounds.steps import options
 from training.runs.folder import RUN_FILE, RunFolder
 
 Papers = dict[str, dict]
@@ -37,7 +38,7 @@ class Contender:
 def promote(
     reference: str, measure: Callable[[Path, str | None, str | None, int | None], None], *, dry_run: bool = False
 ) -> dict:
-    """Make a model the champion, or raise why not. Returns `{"entry", "judgement", "first"}`.
+    """Make a model the champion, or raise why not. Returns `{"entry", "judgement", "first", "champion"}`.
 
     Args:
         measure: measures a GGUF on an exam and a guard set, given as references; called for the first champion alone.
@@ -46,22 +47,18 @@ def promote(
     with champion.changing(f"promote {reference}"):
         contender = _contender(paths.model_path(reference))
         holder = champion.current()
-        first = None
-        if holder is None:
-            first = _first(contender, measure)
-            holder = first
+        first = _first(contender, measure) if holder is None else None
+        holder = holder or first
         if holder["sha256_model"] == contender.manifest["sha256"]:
             raise UserError("it is the champion already", where=contender.name, found=f"entry {holder['number']}",
                             expected="another model")  # fmt: skip
         judgement = _judged(holder, contender)
-        entries = history.read()
-        if dry_run:
-            return {"entry": None, "judgement": judgement, "first": first, "champion": holder}
-        if first and not entries:
-            champion.move(paths.model_path(first["model"]), first)
-            entries = [first]
-        entry = history.following(entries, _body(history.PROMOTE, contender, judgement, holder))
-        champion.move(contender.path, entry)
+        entry = None
+        if not dry_run:
+            if first:
+                champion.move(paths.model_path(first["model"]), first)
+            entry = history.following(history.read(), _body(contender, judgement, holder))
+            champion.move(contender.path, entry)
         return {"entry": entry, "judgement": judgement, "first": first, "champion": holder}
 
 
@@ -155,10 +152,12 @@ def _first(contender: Contender, measure: Callable) -> dict:
     if sha256 == contender.manifest["sha256"]:
         raise UserError("the model is the one that is served now, so it has beaten nobody", where=contender.name,
                         expected="the model before it in service", next_command="make serve-status")  # fmt: skip
-    missing = [paper for key, paper in contender.measured.items() if key not in _papers(sha256)]
+    held = _papers(sha256)
+    missing = [paper for key, paper in contender.measured.items() if key not in held]
     if missing:
         measure(served, *_references(missing))
-    shared = [key for key in contender.measured if key in _papers(sha256)]
+        held = _papers(sha256)
+    shared = [key for key in contender.measured if key in held]
     body = {
         "kind": history.FIRST, "when": utc_stamp(), "model": str(paths.container_path(served)), "sha256_model": sha256,
         "weights_sha256": None, "papers": [contender.measured[key]["identity"]["paper"] for key in shared],
@@ -186,15 +185,15 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
     """The judgement on the champion's papers. Raises RunError unless it is a win."""
     _require_measured(contender)
     wanted = {files.sha256_json(paper): paper for paper in holder["papers"]}
+    held = _papers(holder["sha256_model"])
     missing = [paper for key, paper in wanted.items() if key not in contender.measured]
     if missing or not wanted:
         raise UserError(
             "the model was measured on other data than the champion was judged on", where=contender.name,
             found=", ".join(_told(one["identity"]["paper"]) for one in contender.measured.values()),
             expected=", ".join(_told(paper) for paper in wanted.values()) or "a champion that was measured",
-            next_command=_measure_command(contender.name, list(_papers(holder["sha256_model"]).values())),
+            next_command=_measure_command(contender.name, list(held.values())),
         )  # fmt: skip
-    held = _papers(holder["sha256_model"])
     if gone := [paper for key, paper in wanted.items() if key not in held]:
         raise IntegrityError(
             "the champion's own measurement is gone", where=kept.folder(), found="nothing",
@@ -218,24 +217,23 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
 def _measure_command(model: str, measured: list[dict]) -> str:
     """The command that measures a model on the papers of measurements."""
     exam, guard, count = _references(measured)
-    asked = (("--exam", exam), ("--questions", count), ("--guard", guard))
-    return make_command(
-        "evaluate", *(part for name, value in asked if value for part in (name, str(value))), CHECKPOINT=model
-    )  # fmt: skip
+    asked = options(("--exam", exam), ("--questions", count), ("--guard", guard))
+    return make_command("evaluate", *asked, CHECKPOINT=model)
 
 
 def _told(paper: dict) -> str:
     return f"{paper['name']} {files.short(paper['sha256'])} of {paper['num_questions']} questions"
 
 
-def _body(kind: str, contender: Contender, judgement: verdict.Judgement, holder: dict) -> dict:
+def _body(contender: Contender, judgement: verdict.Judgement, holder: dict) -> dict:
     short = [
         {key: value for key, value in one.to_json().items() if key not in ("gained", "lost")}
         | {"gained": len(one.gained), "lost": len(one.lost)}
         for one in judgement.comparisons
     ]  # fmt: skip
     return {
-        "kind": kind, "when": utc_stamp(), "model": contender.name, "sha256_model": contender.manifest["sha256"],
-        "weights_sha256": contender.manifest["weights_sha256"], "papers": holder["papers"],
+        "kind": history.PROMOTE, "when": utc_stamp(), "model": contender.name,
+        "sha256_model": contender.manifest["sha256"], "weights_sha256": contender.manifest["weights_sha256"],
+        "papers": holder["papers"],
         "beaten": {"model": holder["model"], "sha256_model": holder["sha256_model"], "by": short},
     }  # fmt: skip

@@ -10,15 +10,15 @@ import dataclasses
 import secrets
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, locks, paths
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.core.report import utc_stamp
-from training.evaluation import kept, lineage, page, subject, verdict
+from training.evaluation import guard, kept, lineage, page, subject, verdict
 from training.evaluation.conditions import Identity
 from training.recipe import kept as kept_recipe
 from training.recipe.load import Resolved
-from training.rounds.steps import StepFailed, run_step
+from training.rounds.steps import StepFailed, options, run_step
 from training.runs.events import read_events
 
 ROUND, RECIPE, PAGE = "round.json", "recipe.yaml", "report.html"
@@ -68,7 +68,15 @@ class Round:
         return document
 
     def run(self) -> dict:
-        """Go through the steps that are left; returns the document. Raises what stops the round, after writing it."""
+        """Go through the steps that are left; returns the document. Raises what stops the round, after writing it.
+
+        Raises MachineError, naming the holder, where another process works on this very round.
+        """
+        lock = self.folder / "lock.json"
+        with locks.hold(lock, f"round {self.folder.name}", wait_seconds=0, resource="the round"):
+            return self._run()
+
+    def _run(self) -> dict:
         try:
             self._steps()
             self._note(state="completed")
@@ -105,8 +113,7 @@ class Round:
         plan, arguments = self.plan, ["evaluate", reference]
         if not reference.endswith(".gguf"):
             arguments += ["--config", str(self.folder / RECIPE)]
-        for name, value in (("--exam", plan.exam), ("--guard", plan.guard), ("--questions", plan.num_questions)):
-            arguments += [name, str(value)] if value else []
+        arguments += options(("--exam", plan.exam), ("--guard", plan.guard), ("--questions", plan.num_questions))
         return self._step(key, title, arguments)["records"][0]
 
     # ---- the steps
@@ -178,7 +185,7 @@ def _root() -> Path:
 
 
 def _unfinished(key: str) -> Path | None:
-    """The newest round of this key that was stopped, or whose process is gone."""
+    """The newest round of this key that was not completed; `run` refuses one that another process works on."""
     for path in sorted(_root().glob(f"*/{ROUND}"), reverse=True):
         try:
             document = files.read_json(path)
@@ -196,10 +203,8 @@ def _new_folder(name: str) -> Path:
     return folder
 
 
-def require_papers(plan: Plan) -> None:
-    """Raise what is wrong with the exam or the guard set before anything is measured."""
-    from training.evaluation import guard
-
+def check(plan: Plan) -> None:
+    """Raise what is wrong with the exam, the guard set or the hours before anything is measured."""
     for reference in filter(None, (plan.exam, plan.guard if plan.guard != guard.DRAWN else None)):
         guard.open_exam(reference)
     if not plan.hours > 0:

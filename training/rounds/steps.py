@@ -34,6 +34,11 @@ class StepFailed(TrainyardError):
         self.exit_code = exit_code if exit_code > 0 else TrainyardError.exit_code  # killed from outside
 
 
+def options(*pairs: tuple[str, object]) -> list[str]:
+    """The options of a command that have a value: `("--exam", "e.jsonl"), ("--guard", None)` is `--exam e.jsonl`."""
+    return [part for name, value in pairs if value for part in (name, str(value))]
+
+
 def _die_with_parent() -> None:
     """Ask the kernel for SIGTERM when the parent ends, whatever ends it (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -10,7 +10,7 @@ from training.core.log import say
 from training.evaluation import conditions
 from training.evaluation.conditions import Identity
 from training.evaluation.kept import EXAM
-from training.rounds.steps import StepFailed, run_step
+from training.rounds.steps import StepFailed, options, run_step
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def run(references: list[str], exam: str, num_questions: int | None, precision: 
 
 
 def _measured(reference: str, exam: str, num_questions: int | None, precision: str) -> Candidate:
-    arguments = ["evaluate", reference, "--exam", exam]
-    arguments += ["--questions", str(num_questions)] if num_questions else []
+    asked = options(("--exam", exam), ("--questions", num_questions))
+    arguments = ["evaluate", reference, *asked]
     arguments += [] if reference.endswith(".gguf") else ["--precision", precision]
     try:
         document, _ = run_step(f"Trial of {reference}", arguments)
