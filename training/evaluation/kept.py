@@ -32,6 +32,7 @@ def find(identity: Identity) -> dict | None:
 
 
 def read(path: Path) -> dict | None:
+    """A kept measurement; None where there is none, or its bytes are not what was written."""
     try:
         found = files.read_json(path)
     except IntegrityError:

@@ -106,8 +106,6 @@ def _folder(folder: Path) -> Subject:
 
 
 def _gguf(reference: str) -> Subject:
-    from training.llamacpp import gguf_header
-
     path = paths.model_path(reference)
     if not path.is_file():
         raise UserError("no such model", where=path, found="nothing", expected="a GGUF file",
@@ -117,19 +115,18 @@ def _gguf(reference: str) -> Subject:
     if manifest:
         files.verify_file(path, manifest)
     sha256 = manifest.get("sha256") or files.sha256_file(path)
-    quant = manifest.get("quant_type") or _quant_type(gguf_header.read(path), path)
+    quant = manifest.get("quant_type") or _quant_type(path)
     origin = {key: manifest.get(key) for key in ("run", "step", "dataset", "weights_sha256")}
     return Subject(GGUF, path.name, path, sha256, _vocabulary(path, sha256), origin | {"quant_type": quant})
 
 
-def _quant_type(header, path: Path) -> str:
-    from gguf.constants import LlamaFileType
+def _quant_type(path: Path) -> str:
+    from training.llamacpp import gguf_header
 
     try:
-        name = LlamaFileType(header.value("general.file_type")).name
+        return gguf_header.read(path).quant_type
     except (KeyError, ValueError) as error:
         raise IntegrityError("the file does not tell its quant type", where=path, found=error) from error
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
 def _vocabulary(path: Path, sha256: str) -> artifact.Tokenizer:

@@ -45,7 +45,7 @@ class Comparison:
                 "lost": list(self.lost)}  # fmt: skip
 
     def text(self) -> str:
-        """The figures for people: `agreement 0.02 -> 0.31, +0.29 (0.22 to 0.36)`."""
+        """The figures for people: `agreement 0.0200 -> 0.3100, better by +0.2900 (+0.2200 to +0.3600), ...`."""
         return (
             f"{self.metric} {self.before:.4f} -> {self.after:.4f}, better by {self.improvement:+.4f} "
             f"({self.low:+.4f} to {self.high:+.4f}), probability {self.probability_better:.3f}, "

@@ -33,6 +33,13 @@ class Header:
             raise KeyError(f"{key} is not in the header")
         return self.values[key]
 
+    @property
+    def quant_type(self) -> str:
+        """The name of the file's type, `Q8_0`. Raises KeyError or ValueError where the header does not tell it."""
+        from gguf.constants import LlamaFileType
+
+        return LlamaFileType(self.value("general.file_type")).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
 
 def read(path: Path) -> Header:
     """Read a header and hold the extents of all tensors against the file. Raises IntegrityError where they disagree."""

@@ -36,7 +36,7 @@ class StepFailed(TrainyardError):
 
 def options(*pairs: tuple[str, object]) -> list[str]:
     """The options of a command that have a value: `("--exam", "e.jsonl"), ("--guard", None)` is `--exam e.jsonl`."""
-    return [part for name, value in pairs if value for part in (name, str(value))]
+    return [part for name, value in pairs if value is not None for part in (name, str(value))]
 
 
 def _die_with_parent() -> None:

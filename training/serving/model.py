@@ -133,11 +133,9 @@ def hash_with_bar(path: Path) -> str:
 
 def read_header(path: Path) -> dict:
     """What the GGUF header itself says. Raises IntegrityError where it cannot be read or the file is cut short."""
-    from gguf.constants import LlamaFileType
-
     header = gguf_header.read(path)
     try:
-        file_type = LlamaFileType(header.value("general.file_type")).name
+        quant_type = header.quant_type
         architecture = header.value("general.architecture")
         context_length = int(header.value(f"{architecture}.context_length"))
     except (KeyError, ValueError, TypeError) as error:
@@ -147,7 +145,7 @@ def read_header(path: Path) -> dict:
         ) from error  # fmt: skip
     return {
         "architecture": architecture,
-        "quant_type": file_type.removeprefix("MOSTLY_").removeprefix("ALL_"),
+        "quant_type": quant_type,
         "context_length": context_length,
         "tensor_types": header.tensor_types,
         "cache_bytes_per_token": _cache_bytes_per_token(header, architecture),
