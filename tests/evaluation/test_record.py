@@ -105,6 +105,14 @@ def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: P
     assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == [], "the base is measured in nf4 too"
 
 
+def test_each_of_several_models_has_its_own_judgement(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
+    run = train(world)
+    main(["evaluate", "tiny", run.id, "--exam", str(exam_file), "--against", "tiny"])
+    block = capsys.readouterr().err
+    for label in ("tiny", subject.find(run.id).label):
+        assert f"\n{label}: judged " in block and f"\n{label}: exam difference " in block
+
+
 def test_two_papers_are_never_compared(world: Path, exam_file: Path):
     def identity(paper: dict) -> Identity:
         return Identity({"sha256": "a"}, paper, {})
@@ -198,6 +206,8 @@ def test_what_cannot_be_measured_is_told(world: Path, tmp_path: Path, exam_file:
         (["tiny", "--exam", str(exam_file), "--against", "tiny", "--allow", "colour"], 2),
         (["tiny", "--exam", str(write_exam(tmp_path / "e.jsonl", [{"question": "a", "answer": ""}]))], 2),
         (["tiny", "--exam", str(exam_file), "--against", "tiny", "--report", "page.pdf"], 2),
+        (["tiny", "--exam", str(exam_file), "--report", "page.html"], 2),
+        (["tiny", "tiny", "--exam", str(exam_file), "--against", "tiny", "--report", "page.html"], 2),
     ):  # fmt: skip
         assert evaluate(capsys, *arguments)[0] == code, arguments
     weights = bases.find("tiny").folder / "model.safetensors"

@@ -63,6 +63,10 @@ def _check(args: argparse.Namespace) -> None:
                         expected=", ".join(conditions.NAMES))  # fmt: skip
     if args.report:
         page.require_html(args.report)
+        if not args.against or len(args.models) > 1:
+            raise UserError("a page shows one comparison", where="--report",
+                            found=f"{len(args.models)} models, {'one' if args.against else 'none'} to compare with",
+                            expected="one model, and --against MODEL")  # fmt: skip
 
 
 def _allowed(args: argparse.Namespace) -> set[str]:
@@ -84,7 +88,7 @@ def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple
     from training.evaluation import lineage, page, verdict
 
     judgement = verdict.judge(before[1], after[1], _allowed(args))
-    add_judgement(report, judgement)
+    add_judgement(report, judgement, f"{model.label}: " if len(args.models) > 1 else "")
     if args.report:
         page.write(args.report, page.Page(before[0], after[0], judgement, lineage.curves(model), lineage.chain(model)))
         report.add("page", f"{args.report} and {args.report.with_suffix('.txt').name}")
@@ -93,14 +97,14 @@ def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple
     return judgement
 
 
-def add_judgement(report: Report, judgement) -> None:
-    """The rows that say what a judgement found."""
-    report.add("judged", f"{judgement.verdict}: {'; '.join(judgement.reasons)}")
+def add_judgement(report: Report, judgement, of: str = "") -> None:
+    """The rows that say what a judgement found; `of` begins their names where there are several."""
+    report.add(f"{of}judged", f"{judgement.verdict}: {'; '.join(judgement.reasons)}")
     for one in judgement.comparisons:
         flips = f"; {len(one.gained)} gained, {len(one.lost)} lost" if one.metric == "agreement" else ""
-        report.add(f"{one.role} difference", one.text() + flips)
+        report.add(f"{of}{one.role} difference", one.text() + flips)
     if judgement.marked:
-        report.add("not the same", f"{', '.join(judgement.marked)}, allowed by name")
+        report.add(f"{of}not the same", f"{', '.join(judgement.marked)}, allowed by name")
 
 
 def _add_figures(report: Report, document: dict) -> None:
