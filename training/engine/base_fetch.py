@@ -140,5 +140,4 @@ def _same(one: object, other: object) -> bool:
 
 
 def _weights_sha256(folder: Path) -> str:
-    hashes = {path.name: files.sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    return next(iter(hashes.values())) if len(hashes) == 1 else files.sha256_json(hashes)
+    return files.sha256_together({path.name: files.sha256_file(path) for path in folder.glob("*.safetensors")})
