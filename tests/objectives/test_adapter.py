@@ -211,5 +211,10 @@ def test_a_model_without_linears_has_nothing_to_adapt():
 
 
 def test_a_tied_head_is_saved_once_and_an_untied_one_beside_its_embedding():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     tied = Trainee(tiny_llama())
-    assert "lm_head.weight" not in tied.weights() and "model.embed_tokens.weight" in tied.weights()
+    assert head not in tied.weights() and embedding in tied.weights()
+    config = LlamaConfig.from_dict(tied.settings() | {"tie_word_embeddings": False})
+    assert {head, embedding} <= Trainee(LlamaForCausalLM(config)).weights().keys()
