@@ -90,6 +90,12 @@ def test_pins_that_have_changed_since_are_told(world: Path, capsys: pytest.Captu
     bases.FILE.write_text(text.replace(digest, "0" * 64))
     assert main(["train", "--config", str(world / "lora.yaml")]) == 5
     assert "other files than are pinned" in capsys.readouterr().err
+    assert main(["base-fetch", "tiny"]) == 5 and bases.find("tiny").is_fetched  # no such file is to be had
+    weights = source() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    bases.FILE.write_text(text.replace(digest, files.sha256_file(weights)))
+    assert main(["base-fetch", "tiny"]) == 0  # the command that was named
+    assert bases.find("tiny").require()["weights_sha256"] == files.sha256_file(weights)
 
 
 def test_a_shape_that_is_not_the_planned_one_is_refused(world: Path, capsys: pytest.CaptureFixture):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_run import losses
-from tests.objectives.test_tuning_runs import train
+from tests.engine.test_run import losses, train
 from tests.objectives.tiny import make_world
 from training.engine import peers
 

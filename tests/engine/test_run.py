@@ -23,9 +23,10 @@ from training.runs.events import read_events
 from training.runs.folder import RunFolder, all_runs, resolve_checkpoint
 
 
-def train(recipe: Path, *overrides: str) -> tuple[int, RunFolder]:
+def train(recipe: Path, *overrides: str) -> tuple[int, RunFolder | None]:
+    """Train by the command; returns its exit code and the newest run, where there is one."""
     code = main(["train", "--config", str(recipe), *overrides])
-    return code, all_runs()[0]
+    return code, next(iter(all_runs()), None)
 
 
 def start_child(recipe: Path, *overrides: str, stderr=subprocess.DEVNULL) -> subprocess.Popen:

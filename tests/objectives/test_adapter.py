@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.objectives.test_stream import VOCAB, tiny_llama
+from training.calculator.probe import dtype_of
 from training.core.errors import UserError
 from training.objectives import adapter, nf4, targets
 from training.objectives.trainee import Trainee
@@ -21,10 +22,10 @@ def lora(**changes) -> Lora:
     return Lora(**(values | changes))
 
 
-def adapted(settings: Lora, dtype: str = "fp32", model=None) -> adapter.AdapterTrainee:
+def adapted(settings: Lora, dtype: torch.dtype = torch.float32, model=None) -> adapter.AdapterTrainee:
     model = model or tiny_llama()
     torch.manual_seed(3)
-    names = adapter.attach(model, settings, adapter.DTYPES[dtype])
+    names = adapter.attach(model, settings, dtype)
     return adapter.AdapterTrainee(model, {"name": "tiny"}, settings, names)
 
 
@@ -105,7 +106,7 @@ def test_dropout_drops_the_share_and_keeps_the_mean():
 @pytest.mark.parametrize(("dtype", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_the_type_of_an_adapter_is_the_declared_one(dtype: str, wanted: torch.dtype):
     """D6: beside a base in 16 bits the factors and their gradients have their own type, the answer the base's."""
-    trainee = adapted(lora(), dtype, tiny_llama().to(torch.bfloat16))
+    trainee = adapted(lora(), dtype_of(dtype), tiny_llama().to(torch.bfloat16))
     logits = trainee.model(IDS).logits
     assert logits.dtype == torch.bfloat16
     logits.float().square().sum().backward()
@@ -210,5 +211,10 @@ def test_a_model_without_linears_has_nothing_to_adapt():
 
 
 def test_a_tied_head_is_saved_once_and_an_untied_one_beside_its_embedding():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     tied = Trainee(tiny_llama())
-    assert "lm_head.weight" not in tied.weights() and "model.embed_tokens.weight" in tied.weights()
+    assert head not in tied.weights() and embedding in tied.weights()
+    config = LlamaConfig.from_dict(tied.settings() | {"tie_word_embeddings": False})
+    assert {head, embedding} <= Trainee(LlamaForCausalLM(config)).weights().keys()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_run import final_weights, losses
-from tests.objectives.test_tuning_runs import train
+from tests.engine.test_run import losses, train
+from tests.objectives.tiny import resume_in_the_middle
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError
@@ -130,19 +130,12 @@ def test_any_split_into_micro_batches_gives_one_run(distilling: Path):
 
 def test_a_resume_goes_on_bit_for_bit(distilling: Path):
     """The run's own recipe names the record, so a second teacher that comes later changes nothing."""
-    import shutil
-
     assert record(distilling) == 0
     _, run = train(distilling / "adapter.yaml")
-    wanted, seen = final_weights(run), losses(run)
     assert record(distilling, teacher="tiny") == 4  # it guesses
     _, other = train(distilling / "full.yaml", "stop.max_steps=20")
     assert record(distilling, teacher=str(other.step_folder(20))) == 0
-    for step in (6, 8):
-        shutil.rmtree(run.step_folder(step))
-    run.update(status="lost")
-    assert main(["resume", run.id]) == 0
-    assert final_weights(run) == wanted and losses(run) == seen
+    resume_in_the_middle(run)
 
 
 def test_a_record_is_found_again_and_a_damaged_one_made_again(distilling: Path, capsys: pytest.CaptureFixture):

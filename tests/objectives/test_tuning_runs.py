@@ -7,18 +7,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.engine.test_run import final_weights, losses
-from tests.objectives.tiny import manifest_of
+from tests.engine.test_run import losses, train
+from tests.objectives.tiny import manifest_of, resume_in_the_middle
 from training.cli import main
 from training.core import files
 from training.recipe import bases
 from training.runs.events import read_events
-from training.runs.folder import RunFolder, all_runs
-
-
-def train(recipe: Path, *overrides: str) -> tuple[int, RunFolder | None]:
-    code = main(["train", "--config", str(recipe), *overrides])
-    return code, next(iter(all_runs()), None)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
@@ -54,12 +48,7 @@ def test_a_method_learns_and_leaves_its_weights_alone(world: Path, method: str):
 def test_a_resume_goes_on_bit_for_bit(world: Path, method: str):
     """W7: from a checkpoint in the middle of an epoch, with dropout: losses and weights of a run nobody stopped."""
     _, run = train(world / f"{method}.yaml")
-    wanted, seen = final_weights(run), losses(run)
-    for step in (6, 8):
-        shutil.rmtree(run.step_folder(step))
-    run.update(status="lost")
-    assert main(["resume", run.id]) == 0
-    assert final_weights(run) == wanted and losses(run) == seen
+    resume_in_the_middle(run)
     assert sum(1 for event in read_events(run.path, "step") if event["step"] == 7) == 2
 
 

@@ -1,14 +1,17 @@
 """A tiny base with a tokenizer of its own, fetched and pinned, chat records, and recipes that tune it in a second."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import make_records
+from tests.engine.test_run import final_weights, losses
 from training.cli import main
 from training.core import files, paths
 from training.recipe import bases
+from training.runs.folder import RunFolder
 from training.tokenizer import artifact
 
 SIZES = {
@@ -93,6 +96,16 @@ def make_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = RECIPE.replace("METHOD", method).replace("WEIGHTS", weights)
         (folder / f"{method}.yaml").write_text(text)
     return folder
+
+
+def resume_in_the_middle(run: RunFolder) -> None:
+    """Resume a completed run of 8 steps behind its step 4, and hold losses and weights against those that it had."""
+    wanted, seen = final_weights(run), losses(run)
+    for step in (6, 8):
+        shutil.rmtree(run.step_folder(step))
+    run.update(status="lost")
+    assert main(["resume", run.id]) == 0
+    assert final_weights(run) == wanted and losses(run) == seen
 
 
 def manifest_of(folder: Path) -> dict:

@@ -12,6 +12,7 @@ from torch import nn
 from training.calculator import kernels
 from training.calculator.plan import Plan
 from training.calculator.probe import Phase, dtype_of
+from training.calculator.wrapper import Wrapper
 from training.core.errors import UserError
 from training.recipe.model import Optimizer
 
@@ -154,21 +155,14 @@ def _features(layer: nn.Module) -> tuple[int, int]:
     return tuple(layer.weight.shape)
 
 
-class _Adapted(nn.Module):
+class _Adapted(Wrapper):
     """PEFT's lora.Linear: the input cast to the adapter's type, the sum cast back."""
 
     def __init__(self, base: nn.Module, features: tuple[int, int], lora: object, dtype: torch.dtype):
-        super().__init__()
-        self.base, self.dropout = base, lora.dropout
+        super().__init__(base)
+        self.dropout = lora.dropout
         self.a = nn.Parameter(torch.empty(lora.rank, features[0], dtype=dtype))
         self.b = nn.Parameter(torch.empty(features[1], lora.rank, dtype=dtype))
-
-    def __getattr__(self, name: str) -> object:
-        """What a model reads of its linear, such as `weight`, is the base's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)

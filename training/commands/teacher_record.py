@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
             next_command="make recipe ARGS=ls lists recipes of method distill",
         )  # fmt: skip
     from training.engine import device
-    from training.objectives import teach
+    from training.objectives import teach, teaching
 
     with queue.turn(f"recording a teacher for {recipe.name}"):
         where = device.for_teacher()
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     least = "at least " if who["form"] == "gguf" else ""  # a server does not tell what is outside the top
     told = f"{said['label_is_first']:.1%} of labels are its first choice"
     report.add("its loss", f"{least}{said['loss_nats']:.4f} nats; {told}")
-    report.add("record", f"{who['name']}@{taught.folder.name}" + (" (was there already)" if taught.reused else ""))
+    named = teaching.reference(taught.folder, taught.manifest)
+    report.add("record", named + (" (was there already)" if taught.reused else ""))
     report.add("on disk", format_bytes(taught.num_bytes))
     report.add("next", f"make train CONFIG={args.config}")
     return {"schema": 1, "reused": taught.reused, "folder": str(taught.folder), "manifest": taught.manifest}

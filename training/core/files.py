@@ -50,6 +50,11 @@ def sha256_json(value: object) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def sha256_together(hashes: dict[str, str]) -> str:
+    """One hash for files by their names: the only file's own, else that of all of them."""
+    return next(iter(hashes.values())) if len(hashes) == 1 else sha256_json(hashes)
+
+
 def short(digest: str) -> str:
     """The first 12 digits of a hash: the length of every folder name and report line."""
     return digest[:SHORT_HASH_DIGITS]

@@ -39,7 +39,7 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
     """
     base = bases.find(name)
     if pin:
-        base = replace(base, files={}, revision=base.revision)
+        base = replace(base, files={})
     elif not base.pinned:
         raise UserError(
             "the base has no pins", where=bases.FILE, found=f"{name} without a revision or hashes",
@@ -47,17 +47,17 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
             next_command=f"make base-fetch BASE={name} ARGS=--pin",
         )  # fmt: skip
     with store.exclusive(base.folder, KIND):
-        if base.folder.parent.is_dir():
-            files.remove_leftovers(base.folder.parent)
         if not pin and store.reusable(base.folder, KIND):
-            return Fetched(base, base.require(), True)
-        shutil.rmtree(base.folder, ignore_errors=True)
+            manifest = files.read_manifest(base.folder, KIND)
+            if manifest["pinned"] == base.files:
+                return Fetched(base, manifest, True)
         files.require_space(base.folder, 3 * 4 * _num_parameters(base), f"the base {name}")
         with files.atomic_folder(base.folder) as folder:
             base = _fill(folder, base, given)
+            shutil.rmtree(base.folder, ignore_errors=True)  # the old one stays until the new one is whole
         if pin:
             bases.write_pins(base)
-    return Fetched(base, base.require(), False)
+        return Fetched(base, files.read_manifest(base.folder, KIND), False)
 
 
 def _num_parameters(base: Base) -> int:
@@ -111,7 +111,7 @@ def _make_folder(folder: Path, source: Path, names: list[str]) -> None:
         gguf_folder.convert(source / ggufs[0], folder)
         return
     for name in names:
-        (folder / Path(name).name).write_bytes((source / name).read_bytes())
+        (source / name).rename(folder / Path(name).name)
     for name in ("config.json", artifact.TOKENIZER, artifact.CONFIG):
         if not (folder / name).is_file():
             raise UserError(
@@ -140,5 +140,4 @@ def _same(one: object, other: object) -> bool:
 
 
 def _weights_sha256(folder: Path) -> str:
-    hashes = {path.name: files.sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    return next(iter(hashes.values())) if len(hashes) == 1 else files.sha256_json(hashes)
+    return files.sha256_together({path.name: files.sha256_file(path) for path in folder.glob("*.safetensors")})

@@ -7,8 +7,6 @@ from pathlib import Path
 from training.core import files
 from training.tokenizer import gguf_vocabulary
 
-_WEIGHTS = "model.safetensors"
-
 
 def convert(gguf: Path, folder: Path) -> None:
     """Write weights, configuration and tokenizer of a GGUF into a folder. Raises UserError for one not understood."""
@@ -22,17 +20,16 @@ def _write_model(gguf: Path, folder: Path) -> None:
     import transformers
     from safetensors.torch import save_file
 
+    from training.objectives.trainee import Trainee
+
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
     )
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        for name in model._tied_weights_keys or ():
-            weights.pop(name, None)
-    save_file(weights, folder / _WEIGHTS, {"format": "pt"})
-    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    for name in ("quantization_config", "_name_or_path"):
-        config.pop(name, None)
-    files.write_json(folder / "config.json", config)
+    whole = Trainee(model)
+    weights = {name: tensor.contiguous() for name, tensor in whole.weights().items()}
+    save_file(weights, folder / whole.weights_file, {"format": "pt"})
+    config = whole.settings()
+    config.pop("quantization_config", None)
+    files.write_json(folder / whole.settings_file, config)
     files.write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())

@@ -156,7 +156,9 @@ def _sources() -> Iterator[tuple[Path, str]]:
     for path in StandardLibrary().paths:
         text = path.read_text(errors="replace")
         size += len(text)
-        if text.strip() and size < _TEXT_BYTES:
+        if size >= _TEXT_BYTES:
+            return
+        if text.strip():
             yield path, text
 
 

@@ -100,8 +100,7 @@ def _folder(folder: Path) -> Subject:
             "the folder holds no weights", where=folder, found="no .safetensors file",
             expected="a checkpoint, or a Hugging Face folder with safetensors", next_command="make runs",
         )  # fmt: skip
-    hashes = {path.name: files.sha256_file(path) for path in weights}
-    sha256 = next(iter(hashes.values())) if len(hashes) == 1 else files.sha256_json(hashes)
+    sha256 = files.sha256_together({path.name: files.sha256_file(path) for path in weights})
     return Subject(FOLDER, folder.name, folder, sha256, artifact.of_base(folder), {})
 
 

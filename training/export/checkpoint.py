@@ -246,7 +246,7 @@ def _swept(folder: Path) -> tuple[str, NotFinite]:
     found = {path.name: weights.open_file(path).sweep() for path in paths}
     hashes = {name: digest for name, (digest, _) in found.items()}
     wrong = tuple(problem for _, problem in found.values() if problem)
-    return next(iter(hashes.values())) if len(hashes) == 1 else files.sha256_json(hashes), wrong
+    return files.sha256_together(hashes), wrong
 
 
 def _plain(folder: Path, tokenizer: str | None) -> Checkpoint:

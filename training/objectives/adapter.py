@@ -14,24 +14,25 @@ import math
 import torch
 from torch import nn
 
+from training.calculator.wrapper import Wrapper
 from training.objectives import targets
 from training.objectives.adapter_source import SETTINGS, WEIGHTS
+from training.objectives.contract import Tensors
 from training.objectives.trained_rows import TrainedRows
-from training.objectives.trainee import Tensors, Trainee
+from training.objectives.trainee import Trainee
 from training.recipe.model import Lora
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PREFIX = "base_model.model."
 
 
-class Adapted(nn.Module):
+class Adapted(Wrapper):
     """A frozen linear layer with its adapter."""
 
     def __init__(self, base: nn.Module, lora: Lora, dtype: torch.dtype):
-        super().__init__()
+        super().__init__(base)
         num_in, num_out = targets.features(base)
         place = {"dtype": dtype, "device": targets.device_of(base)}
-        self.base, self.dropout, self.scale = base, lora.dropout, lora.alpha / lora.rank
+        self.dropout, self.scale = lora.dropout, lora.alpha / lora.rank
         self.lora_A = nn.Parameter(torch.empty(lora.rank, num_in, **place))
         self.lora_B = nn.Parameter(torch.zeros(num_out, lora.rank, **place))
 
@@ -41,13 +42,6 @@ class Adapted(nn.Module):
         nn.init.kaiming_uniform_(drawn_RD, a=math.sqrt(5))
         with torch.no_grad():
             self.lora_A.copy_(drawn_RD)
-
-    def __getattr__(self, name: str) -> object:
-        """What a model reads of its linear, such as `weight`, is the base's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.base(x)

@@ -41,12 +41,12 @@ def entries_of(folder: Path) -> dict[str, int]:
     return content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", [])}
 
 
-def grow(model: torch.nn.Module, tokenizer: Tokenizer) -> int:
-    """Give the model a row for each entry of the tokenizer; returns how many were added."""
+def grow(model: torch.nn.Module, tokenizer: Tokenizer) -> None:
+    """Give the model a row for each entry of the tokenizer."""
     embedding = model.get_input_embeddings()
     old = embedding.num_embeddings
     if tokenizer.vocab_size <= old:
-        return 0
+        return
     model.resize_token_embeddings(tokenizer.vocab_size, mean_resizing=False)
     matrices = [model.get_input_embeddings().weight]
     if not model.config.get_text_config().tie_word_embeddings:
@@ -54,4 +54,3 @@ def grow(model: torch.nn.Module, tokenizer: Tokenizer) -> int:
     with torch.no_grad():
         for weight_VD in matrices:
             weight_VD[old:] = weight_VD[:old].float().mean(0).to(weight_VD.dtype)
-    return tokenizer.vocab_size - old

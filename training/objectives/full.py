@@ -15,11 +15,5 @@ class Full(Tuning):
         model, record = base.load(recipe, tokenizer, device, dtype)
         return Trainee(model, record)
 
-    def imagine(self, recipe, device, dtype):
-        from training.objectives import architecture
-        from training.objectives.trainee import Trainee
-
-        return Trainee(architecture.blank(recipe, device, dtype))
-
 
 METHODS = {"full": Full("full")}

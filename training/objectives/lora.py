@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from training.calculator.probe import dtype_of
 from training.core import files, paths
 from training.core.errors import UserError
 from training.objectives import adapter_source
@@ -20,7 +21,7 @@ class Adapters(Tuning):
         if reference is None:
             return resolved
         source = adapter_source.find(reference)
-        base = bases.find(resolved.recipe.model.base).require()
+        base = bases.find(resolved.recipe.model.base).require(files.read_manifest)  # loading it hashes its bytes
         if source.base_sha256 not in (None, base["weights_sha256"]):
             raise UserError(
                 "the adapter was trained on another base", where="lora.from", found=files.short(source.base_sha256),
@@ -60,7 +61,7 @@ class Adapters(Tuning):
     def _adapted(self, recipe, model, record, added: tuple[int, int]):
         from training.objectives import adapter, trained_rows
 
-        dtype = adapter.DTYPES[recipe.memory.adapter_dtype]
+        dtype = dtype_of(recipe.memory.adapter_dtype)
         names = adapter.attach(model, recipe.lora, dtype)
         rows = trained_rows.TrainedRows(model, *added, dtype) if added[1] else None
         quantization = "nf4" if recipe.memory.weights == "nf4" else None

@@ -118,6 +118,9 @@ class Method(abc.ABC):
         """Take over what a fresh run begins with beyond its base; returns what the run's first event says of it."""
         return {}
 
-    @abc.abstractmethod
     def imagine(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Trainee:
         """A model of the same step with weights of no meaning, for a look at its memory: nothing is read from disk."""
+        from training.objectives import architecture
+        from training.objectives.trainee import Trainee
+
+        return Trainee(architecture.blank(recipe, device, dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.core.errors import UserError
+from training.data import tokens
 from training.data.dataset import Dataset
 from training.objectives.method import Method
 from training.recipe.model import Recipe
@@ -13,7 +14,7 @@ class Pretrain(Method):
     """Trains `model.arch` from random weights on a stream of texts."""
 
     def require_dataset(self, recipe: Recipe, dataset: Dataset) -> None:
-        if dataset.form != "text":
+        if dataset.form != tokens.TEXT_FORM:
             raise UserError(
                 "pretraining reads texts", where=dataset.reference, found=f"records of the form {dataset.form}",
                 expected='records of the form {"text": ...}',
@@ -33,12 +34,6 @@ class Pretrain(Method):
         from training.objectives.trainee import Trainee
 
         return Trainee(architecture.random(recipe, tokenizer).to(device, dtype))
-
-    def imagine(self, recipe, device, dtype):
-        from training.objectives import architecture
-        from training.objectives.trainee import Trainee
-
-        return Trainee(architecture.blank(recipe, device, dtype))
 
 
 METHODS = {"pretrain": Pretrain("pretrain")}

@@ -31,7 +31,7 @@ class StreamRows:
         self, split: TokenSplit, num_bytes_V: np.ndarray, *, seq_len: int, pad_id: int = 0, loss_chunk: int = 0
     ):
         self._split, self._num_bytes_V = split, num_bytes_V.astype(np.int64)
-        self._starts = np.asarray(split.offsets[:-1])
+        self._starts = np.asarray(split.offsets[:-1]).astype(np.int64)  # else each search would convert all of them
         self._seq_len, self._pad_id, self._loss_chunk = seq_len, pad_id, loss_chunk
         self.num_rows = max(0, -(-(split.num_tokens - 1) // seq_len))
         self.lengths = np.broadcast_to(seq_len, self.num_rows)
@@ -66,7 +66,7 @@ class StreamRows:
         window[: len(tokens)] = tokens
         starts = np.zeros(self._seq_len + 1, dtype=bool)
         begin, end = np.searchsorted(self._starts, (first, first + self._seq_len + 1))
-        starts[self._starts[begin:end].astype(np.int64) - first] = True
+        starts[self._starts[begin:end] - first] = True
         return window, starts
 
     def loss(self, model: torch.nn.Module, tensors: Tensors) -> torch.Tensor:

@@ -20,6 +20,7 @@ from training.core.units import format_bytes
 from training.llamacpp import gguf_header
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
+from training.objectives import adapter_source
 from training.objectives.added_rows import entries_of
 from training.objectives.teaching import Identity
 from training.recipe import bases
@@ -97,7 +98,7 @@ def find(text: str) -> Teacher:
     """The teacher that a word means. Raises UserError, IntegrityError where its bytes have changed."""
     if re.match(r"https?://", text):
         return _of_server(text)
-    path = paths.model_path(text) if Path(text).is_relative_to(paths.CONTAINER_MODELS) else Path(text)
+    path = _on_this_machine(text)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise UserError("no such file", where=path, found="nothing", expected="a GGUF file")
@@ -111,8 +112,13 @@ def find(text: str) -> Teacher:
     return _of_folder(path.absolute())
 
 
+def _on_this_machine(text: str) -> Path:
+    """The place that a path means here, which may be a container's."""
+    return paths.model_path(text) if Path(text).is_relative_to(paths.CONTAINER_MODELS) else Path(text)
+
+
 def _of_folder(path: Path) -> Teacher:
-    if not list(path.glob("*.safetensors")) or (path / "adapter_config.json").is_file():
+    if not list(path.glob("*.safetensors")) or (path / adapter_source.SETTINGS).is_file():
         raise UserError(
             "a teacher has whole weights", where=path, found="an adapter" if path.is_dir() else "nothing",
             expected="config.json and safetensors of a whole model, or a GGUF file",
@@ -124,8 +130,7 @@ def _of_folder(path: Path) -> Teacher:
 def _of_server(url: str) -> Teacher:
     """The teacher that a server has loaded, by its file. Raises where the file is not here, or is another."""
     info = Client(url).model_info()
-    file = paths.model_path(info["path"]) if str(info["path"]).startswith(str(paths.CONTAINER_MODELS)) else None
-    file = file or Path(str(info["path"]))
+    file = _on_this_machine(str(info["path"]))
     if not file.is_file():
         raise UserError(
             "the server's file is not on this machine, so the teacher cannot be told by its hash", where=url,

@@ -33,7 +33,6 @@ _FORMAT_VERSION = 1
 _FOLDER = "teachers"
 _JOURNAL = "journal.json"
 _JOURNAL_SECONDS = 10.0
-_PARTS = ("labels", "top", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,12 @@ def folder_of(split: TokenSplit, teacher: Identity, top_k: int) -> Path:
     return split.folder / _FOLDER / files.short(teacher.key(split, top_k))
 
 
-def row_bytes(dtype: np.dtype, top_k: int) -> int:
-    """Bytes of one row on disk."""
-    return dtype.itemsize * (1 + top_k) + 4 * (top_k + 1)
+def _row_bytes(split: TokenSplit, top_k: int) -> dict[str, int]:
+    """Bytes of one row in each part's file."""
+    import numpy as np
+
+    id_bytes = np.dtype(split.manifest["dtype"]).itemsize
+    return {"labels": id_bytes, "top": id_bytes * top_k, "logprobs": 4 * (top_k + 1)}
 
 
 def labels_of(split: TokenSplit, document: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,9 +97,9 @@ class Recording:
     def __init__(self, folder: Path, split: TokenSplit, top_k: int):
         import numpy as np
 
-        self._folder, self._split, self._top_k = folder, split, top_k
+        self._folder, self._split = folder, split
         self._dtype = np.dtype(split.manifest["dtype"])
-        self._sizes = {"labels": self._dtype.itemsize, "top": self._dtype.itemsize * top_k, "logprobs": 4 * (top_k + 1)}
+        self._row_bytes = _row_bytes(split, top_k)
         self._done = {"documents": 0, "rows": 0, "nats": 0.0, "first": 0, "among": 0}
         self._last_journal = time.monotonic()
 
@@ -110,9 +112,9 @@ class Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
         if (self._folder / _JOURNAL).is_file():
             self._done = files.read_json(self._folder / _JOURNAL)
-        self._files = {part: open(self._path(part), "ab") for part in _PARTS}  # noqa: SIM115 (open for the block)
+        self._files = {part: open(self._path(part), "ab") for part in self._row_bytes}  # noqa: SIM115 (open for the block)
         for part, file in self._files.items():
-            file.truncate(self._done["rows"] * self._sizes[part])
+            file.truncate(self._done["rows"] * self._row_bytes[part])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,8 +166,6 @@ def record(split: TokenSplit, teacher: Identity, top_k: int, vocab_size: int) ->
 
     Raises MachineError where the disk has no room for it, RunError where the teacher knows nothing of the data.
     """
-    import numpy as np
-
     folder = folder_of(split, teacher, top_k)
     work = folder.with_name(f".{folder.name}.recording")
     folder.parent.mkdir(exist_ok=True)
@@ -173,7 +173,7 @@ def record(split: TokenSplit, teacher: Identity, top_k: int, vocab_size: int) ->
         if store.reusable(folder, KIND):
             yield None
             return
-        needed = split.num_trained_tokens * row_bytes(np.dtype(split.manifest["dtype"]), top_k)
+        needed = split.num_trained_tokens * sum(_row_bytes(split, top_k).values())
         there = sum(path.stat().st_size for path in work.glob("*.bin"))
         files.require_space(folder, max(0, needed - there) + (1 << 16), "what the teacher says")
         with Recording(work, split, top_k) as recording:

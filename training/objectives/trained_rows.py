@@ -11,24 +11,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training.objectives.trainee import Tensors
+from training.calculator.wrapper import Wrapper
+from training.objectives.contract import Tensors
 
 _NAME = "base_model.model.{}.token_adapter.trainable_tokens_delta"
 
 
-class _WithRows(nn.Module):
+class _WithRows(Wrapper):
     """A layer some of whose rows are trained."""
 
     def __init__(self, base: nn.Module, rows_KD: nn.Parameter, first: int):
-        super().__init__()
-        self.base, self.rows_KD, self.first = base, rows_KD, first
-
-    def __getattr__(self, name: str) -> object:
-        """What a model reads of its layer, such as `weight`, is the frozen one's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
+        super().__init__(base)
+        self.rows_KD, self.first = rows_KD, first
 
 
 class EmbeddingWithRows(_WithRows):

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from training.core.errors import IntegrityError
-
-Tensors = dict[str, torch.Tensor]
+from training.objectives.contract import Tensors
 
 
 class Trainee:
