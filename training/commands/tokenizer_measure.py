@@ -54,8 +54,7 @@ def _texts(data) -> Iterator[tuple[str, str]]:
     """Each so many-th record, about 16 MiB in all: the name of its source, else of its split, and each text of it."""
     from training.data import record
 
-    total = sum(split["text_bytes"] for split in data.manifest["splits"].values())
-    every = max(1, math.ceil(total / _MEASURED_BYTES))
+    every = max(1, math.ceil(data.text_bytes / _MEASURED_BYTES))
     for split in data.splits:
         for value in islice(data.iter_records(split), 0, None, every):
             for text in record.texts(value):

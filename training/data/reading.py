@@ -168,9 +168,7 @@ class Reading:
 
     def _predict(self, taken: Taken) -> None:
         """Predict the need from the first good batch, and refuse it before anything large is done."""
-        text_bytes = sum(
-            source.size_bytes * (_PACKED_RATIO if source.is_packed else 1) for source in self._sources
-        )
+        text_bytes = sum(source.size_bytes * (_PACKED_RATIO if source.is_packed else 1) for source in self._sources)
         num_records = int(text_bytes * len(taken.columns["digest"]) / max(1, len(taken.lines)))
         self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands)
         self._read.need.require(self._folder)

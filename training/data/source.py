@@ -146,7 +146,8 @@ class Folder(Source):
         return not name.startswith(".") and name != "__pycache__"
 
     def _takes(self, parent: Path, name: str) -> bool:
-        return not name.startswith(".") and bool(Path(name).suffix) and f"{Path(name).suffix.lower()} " in _TEXT_SUFFIXES
+        suffix = Path(name).suffix.lower()
+        return not name.startswith(".") and suffix != "" and f"{suffix} " in _TEXT_SUFFIXES
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

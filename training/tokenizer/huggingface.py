@@ -53,6 +53,11 @@ def library_of(document: dict) -> "tokenizers.Tokenizer":
     return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
 
 
+def added_token(number: int, text: str, *, special: bool) -> dict:
+    """An entry of `added_tokens` as llama.cpp takes it: the text alone, no blanks around it."""
+    return {"id": number, "content": text, **dict.fromkeys((*_STRIPS, "normalized"), False), "special": special}
+
+
 def describe(folder: Path) -> dict:
     """The manifest's keys of a folder that has none: roles, specials, the pre-tokenizer's name, whether BOS is added.
 
