@@ -6,6 +6,7 @@ change ids behind the caller's back: truncation and padding, a post-processor, a
 does not apply (training without it is what makes trained ids the served ones).
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,6 @@ def open_library(path: Path, plain: frozenset[str] = frozenset(), *, with_bos: b
 
 def library_of(document: dict) -> "tokenizers.Tokenizer":
     """A tokenizer of the content of a `tokenizer.json`, nothing cut or padded."""
-    import json
-
     import tokenizers
 
     document = document | {"truncation": None, "padding": None}
