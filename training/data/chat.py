@@ -66,10 +66,6 @@ class Renderer:
                 return self._narrowed(conversation, text, None)
             return self._last_turn(conversation, text)
 
-    def text(self, conversation: Conversation) -> str:
-        """The text alone."""
-        return self._plain(conversation)
-
     def prompt(self, conversation: Conversation) -> str:
         """The text up to where the next answer begins."""
         return self._plain(conversation, prompt=True)
