@@ -37,6 +37,5 @@ def read(*sources: Path | Source, workers: int = 0, **settings) -> Found:
         found = Reading(inputs, Settings(**settings), None, folder, command, workers).run()
         values = [json.loads(line) for line in (folder / SPOOL).read_bytes().splitlines()]
         faults = [json.loads(line) for line in (folder / REJECTED).read_text().splitlines()]
-        rejected = sum(found.rejected[1:], found.rejected[0])
         lines = {name: count for name, count in found.lines.items() if count}
-        return Found(values, found.ledger.column("text_bytes").tolist(), faults, dict(rejected), lines)
+        return Found(values, found.ledger.column("text_bytes").tolist(), faults, dict(found.rejected_by_rule), lines)

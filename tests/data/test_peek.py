@@ -14,6 +14,7 @@ from training.cli import main
 from training.data import dataset, peek, peek_view, tokens
 from training.data.peek import Peek, histogram
 from training.data.supervision import Settings
+from training.tokenizer.artifact import EOS, Tokenizer
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_look_reads_the_file_once(look, capsys, monkeypatch, options):
 
 
 def test_memory_is_a_few_bytes_a_record(tmp_path):
-    """Twenty bytes or less a record where the records together are far larger."""
+    """Sixty bytes or less a record where the records together are far larger."""
     values = [{"text": f"{i} " + "x" * 300} for i in range(6000)]
     data = make_dataset(tmp_path, values, near=0, train_ratio=1.0, val_ratio=0.0)
     look = Peek(data, "train")
@@ -172,6 +173,20 @@ def test_a_giant_record_is_taken_apart_at_its_ends(look, tmp_path):
     left_out = example.num_tokens - 1024
     assert "begin 1" in text and f"[... {left_out} tokens ...]" in text and "the end<|endoftext|>" in text
     assert len(text) < 10_000
+
+
+@pytest.mark.parametrize("bos", [None, EOS], ids=["no BOS", "BOS is EOS"])
+def test_of_a_text_all_tokens_but_the_first_are_shown_as_trained(look, tmp_path, bos):
+    """As training takes it, whatever the first token is; the end of a text is trained too."""
+    (tmp_path / "plain").mkdir()
+    data = make_dataset(tmp_path / "plain", [{"text": f"text {i}"} for i in range(60)])
+    roles = {"bos": bos, "eos": EOS, "pad": None}
+    tokenizer = Tokenizer(look.tokenizer.folder, look.tokenizer.manifest | {"roles": roles, "add_bos": False})
+    split = tokens.open_split(tokens.tokenize(data, tokenizer), "train")
+    plain = Peek(data, "train", split, tokenizer)
+    [example] = plain.examples([0])
+    assert [piece.is_trained for piece in example.pieces] == [False, *[True] * (example.num_tokens - 1)]
+    assert example.pieces[-1].text == EOS and int(plain.trained.sum()) == split.num_trained_tokens
 
 
 def test_a_turn_that_calls_tools_and_a_conversation_of_many_turns_are_shown():

@@ -19,10 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dataset", metavar="DATASET", help="a data set: name, name@hash or a folder")
     add("--split", choices=SPLITS, default="train", help="which of its files (default %(default)s)")
     add("--tokenizer", help="show it in tokens of this tokenizer: name, name@hash or a folder")
-    add("--loss-on", choices=LOSS_ON, default="all", help="what is trained of records with answers")
+    add("--loss-on", choices=LOSS_ON, default=Settings.loss_on, help="what is trained of records with answers")
     add("--seq-len", type=int, default=Settings.seq_len, help="the most tokens of such a record (default %(default)s)")
-    add("--overlong", choices=OVERLONG, default="drop", help="what becomes of a longer one (default %(default)s)")
-    add("--on-error", choices=ON_ERROR, default="refuse", help="and of one that cannot be used (default %(default)s)")
+    add(
+        "--overlong",
+        choices=OVERLONG,
+        default=Settings.overlong,
+        help="what becomes of a longer one (default %(default)s)",
+    )
+    add(
+        "--on-error",
+        choices=ON_ERROR,
+        default=Settings.on_error,
+        help="and of one that cannot be used (default %(default)s)",
+    )
     add("--template-date", metavar="YYYY-MM-DD", help="the day that a chat template which reads the clock is told")
     add("--config", metavar="FILE", help="take the tokenizer and all of these from a recipe instead")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
@@ -97,7 +107,7 @@ def _report(report: Report, look, figures: dict) -> None:
     from training.data import peek_view
 
     report.add("dataset", f"{look.data.reference}, {look.split}")
-    report.add("records", look.data.manifest["splits"][look.split]["records"])
+    report.add("records", look.num_records)
     if look.tokens is not None:
         trained = int(look.trained.sum())
         share = trained / max(1, look.tokens.num_tokens)

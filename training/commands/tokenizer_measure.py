@@ -1,10 +1,7 @@
 """`tokenizer-measure`: tokenizers side by side on a data set, and which size of vocabulary to train."""
 
 import argparse
-import math
 import tempfile
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from training.core.errors import UserError
@@ -14,7 +11,6 @@ from training.core.units import format_bytes, format_count
 
 SUMMARY = "compare tokenizers on a data set, or sizes of vocabulary with their cost"
 EXAMPLE = 'make tokenizer-measure DATASET=stdlib ARGS="stdlib /app/models/other.gguf --plot compare.png"'
-_MEASURED_BYTES = 16 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,24 +46,13 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     return {"schema": 1, "dataset": data.reference, **document}
 
 
-def _texts(data) -> Iterator[tuple[str, str]]:
-    """Each so many-th record, about 16 MiB in all: the name of its source, else of its split, and each text of it."""
-    from training.data import record
-
-    total = sum(split["text_bytes"] for split in data.manifest["splits"].values())
-    every = max(1, math.ceil(total / _MEASURED_BYTES))
-    for split in data.splits:
-        for value in islice(data.iter_records(split), 0, None, every):
-            for text in record.texts(value):
-                yield value.get("source") or split, text
-
-
 def _compare(args: argparse.Namespace, data, report: Report) -> dict:
+    from training.data import corpus
     from training.tokenizer import measure, measure_view
 
     with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
         opened = [measure.open_named(text, Path(workspace)) for text in args.tokenizers]
-        measured = [measure.measure(tokenizer, _texts(data)) for tokenizer in opened]
+        measured = [measure.measure(tokenizer, corpus.named_texts(data)) for tokenizer in opened]
     for line in (*measure_view.comparison_lines(measured), ""):
         say(line)
     if args.plot:
@@ -79,12 +64,14 @@ def _compare(args: argparse.Namespace, data, report: Report) -> dict:
 
 
 def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
-    from training.commands.tokenizer_train import corpus_of
+    from training.data import corpus
     from training.tokenizer import measure_view, sweep
     from training.tokenizer.train import Settings
 
     settings = Settings(pre_tokenizer=args.pre_tokenizer)
-    points = sweep.sweep(corpus_of(data), settings, _sizes(args.sweep), list(_texts(data)), Path(args.config))
+    points = sweep.sweep(
+        corpus.of(data), settings, _sizes(args.sweep), list(corpus.named_texts(data)), Path(args.config)
+    )
     best = sweep.recommended(points)
     for line in (*measure_view.sweep_lines(points, best), ""):
         say(line)

@@ -1,17 +1,13 @@
 """`tokenizer-train`: a byte-level BPE from a dataset's train split."""
 
 import argparse
-import math
 import time
-from functools import partial
-from itertools import islice
 
 from training.core.report import Report, make_command
 from training.core.units import format_bytes, format_seconds
 
 SUMMARY = "train a byte-level BPE tokenizer on a dataset's train split"
 EXAMPLE = "make tokenizer-train DATASET=stdlib"
-_MEASURED_BYTES = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import process, store
-    from training.data import dataset
+    from training.data import corpus, dataset
     from training.tokenizer import artifact, proof, train
 
     started = time.monotonic()
@@ -45,7 +41,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     )  # fmt: skip
     data = dataset.load(dataset.resolve(args.dataset))
     growth = process.Growth()
-    folder, reused = train.train(corpus_of(data), settings, name=args.name or data.name, prove=proof.prove)
+    folder, reused = train.train(corpus.of(data), settings, name=args.name or data.name, prove=proof.prove)
     tokenizer = artifact.load(folder)
     document = {
         "tokenizer": store.reference(folder), "hash": tokenizer.hash, "folder": str(folder), "reused": reused,
@@ -58,31 +54,6 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     }  # fmt: skip
     _report(report, document, data.reference)
     return document
-
-
-def corpus_of(data):
-    """What a tokenizer is trained on: a dataset's train split."""
-    from training.core import files
-    from training.data.dataset import KIND
-    from training.tokenizer.train import Corpus
-
-    files.verify_manifest(data.folder, KIND)
-    splits = data.manifest["splits"]
-    measured = [split for split in ("train", "validation") if split in splits]
-    return Corpus(
-        dataset=data.name,
-        hash=data.hash,
-        split="train",
-        text_bytes=splits["train"]["text_bytes"],
-        read=partial(data.iter_texts, "train"),
-        samples={split: partial(_sample, data, split) for split in measured},
-    )
-
-
-def _sample(data, split: str):
-    """Every so many-th text of a split, about 8 MiB in all."""
-    every = math.ceil(data.manifest["splits"][split]["text_bytes"] / _MEASURED_BYTES)
-    return islice(data.iter_texts(split), 0, None, every)
 
 
 def _report(report: Report, document: dict, dataset_reference: str) -> None:

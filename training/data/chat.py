@@ -18,6 +18,7 @@ from training.core.errors import UserError
 from training.data.conversation import ANSWERING, Conversation
 from training.data.marks import Marked, Places, Position, at_first, at_last, at_middle, at_start, without
 from training.data.spans import Spans, Unfollowable, unfollowable
+from training.tokenizer.encoder import any_of
 from training.tokenizer.template import Span, Template, Unrenderable
 
 
@@ -48,8 +49,7 @@ class Renderer:
 
     def __init__(self, template: Template, controls: Sequence[str]):
         self.template = template
-        ordered = sorted(filter(None, controls), key=len, reverse=True)
-        self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.control = any_of(controls)
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render and find the answers. Raises UserError where the template refuses or cannot be followed."""
@@ -65,10 +65,6 @@ class Renderer:
             if self.template.marks_answers:
                 return self._narrowed(conversation, text, None)
             return self._last_turn(conversation, text)
-
-    def text(self, conversation: Conversation) -> str:
-        """The text alone."""
-        return self._plain(conversation)
 
     def prompt(self, conversation: Conversation) -> str:
         """The text up to where the next answer begins."""

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from training.tokenizer.template import normalised
+from training.tokenizer.template import REASONING_KEYS, normalised
 
 ANSWERING = "assistant"
 OBSERVING = ("tool", "user")
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _THOUGHT_END = "</think>"
 
 
@@ -95,7 +94,7 @@ def of_record(value: dict) -> Conversation | None:
 
 
 def _replaced(message: dict, content: str) -> dict:
-    return {key: value for key, value in message.items() if key not in THOUGHTS} | {"content": content}
+    return {key: value for key, value in message.items() if key not in REASONING_KEYS} | {"content": content}
 
 
 def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:

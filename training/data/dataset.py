@@ -43,6 +43,11 @@ class Dataset:
         """The splits that hold records."""
         return list(self.manifest["splits"])
 
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of the texts of all splits."""
+        return sum(split["text_bytes"] for split in self.manifest["splits"].values())
+
     @cached_property
     def stats(self) -> dict:
         """The figures of the preparation, as `stats.json` holds them."""

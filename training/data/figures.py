@@ -30,7 +30,6 @@ class Figures:
     def stats(self) -> dict:
         read, assignment = self._read, self._assignment
         kept, dropped = sum(assignment.counts.values()), self._dropped()
-        rejected = sum(read.rejected[1:], read.rejected[0])
         return {
             "schema": 2,
             "form": next(one.form for one in self._all_sources if one.form),
@@ -41,7 +40,7 @@ class Figures:
                 "rejected": read.num_rejected,
             },
             "dropped": dropped,
-            "rejected": dict(sorted(rejected.items())),
+            "rejected": dict(sorted(read.rejected_by_rule.items())),
             "lines": dict(sorted(read.lines.items())),
             "groups": {
                 "all": assignment.num_groups,

@@ -45,7 +45,6 @@ class Batch:
 class Fault:
     """A record that is refused, and why."""
 
-    source: int
     where: str
     line: int | None
     id: str | None
@@ -58,9 +57,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A record that shares a run of words with an evaluation file; `row` is its number in the batch."""
+    """A record that shares a run of words with an evaluation file."""
 
-    row: int
     line: int | None
     id: str | None
     words: str
@@ -99,11 +97,11 @@ class Intake:
         texts, lines = [], []
         for number, identity, found in self._read(batch, taken):
             if not isinstance(found, tuple):
-                taken.faults.append(Fault(batch.source, batch.where, number, identity, tuple(found)))
+                taken.faults.append(Fault(batch.where, number, identity, tuple(found)))
                 continue
             one, value = found
             own = record.own_texts(value)
-            contaminated = self._contaminated(own, taken, len(rows), number, identity)
+            contaminated = self._contaminated(own, taken, number, identity)
             rows.append(self._row(one, value, batch.source, contaminated, taken))
             lines.append(one.line)
             if self._bands:
@@ -150,10 +148,10 @@ class Intake:
         value = {"id": path, "group": first.rsplit(".", 1)[0] or first, "text": text}
         return record.build(value, "text", batch.name), value
 
-    def _contaminated(self, own: list[str], taken: Taken, row: int, number: int | None, identity: str | None) -> bool:
+    def _contaminated(self, own: list[str], taken: Taken, number: int | None, identity: str | None) -> bool:
         found = self._evaluations.find(own) if self._evaluations else None
         if found:
-            taken.shared.append(Shared(row, number, identity, found.words, found.place))
+            taken.shared.append(Shared(number, identity, found.words, found.place))
         return found is not None
 
     def _row(self, one: Record, value: dict, source: int, contaminated: bool, taken: Taken) -> tuple:

@@ -154,7 +154,7 @@ class Peek:
         if self.tokens is None:
             return None
         if self.tokens.trained is None:
-            return self.lengths - int(self.tokenizer.bos_id is not None)
+            return self.lengths - 1  # nothing predicts a text's first token
         if not len(self.lengths):
             return self.lengths
         return np.add.reduceat(self.tokens.trained, self.tokens.offsets[:-1].astype(np.int64), dtype=np.int64)
@@ -222,7 +222,7 @@ class Peek:
             return Example(self.place(line), value)
         start, end = (int(self.tokens.offsets[index + step]) for step in (0, 1))
         ids = self.tokens.tokens[start:end]
-        is_trained = self.tokens.trained[start:end] if self.tokens.trained is not None else ids != self.tokenizer.bos_id
+        is_trained = self.tokens.trained[start:end] if self.tokens.trained is not None else np.arange(len(ids)) > 0
         found = origins.of_tokens(
             value, ids, self.tokenizer, self.tokens.manifest.get("labels", {}).get("template_date")
         )

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from training.core import figure
 from training.core.chart import bars
 from training.core.units import format_bytes, format_count
@@ -71,8 +73,6 @@ def _token_cells(row: peek.SourceFigures) -> str:
 
 def percentiles(look: Peek) -> dict[str, int]:
     """The lengths that half, nine in ten and 99 in a hundred records do not exceed, and the longest."""
-    import numpy as np
-
     if not len(look.lengths):
         return {}
     points = np.percentile(look.lengths, _PERCENTILES, method="higher")

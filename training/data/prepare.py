@@ -160,10 +160,10 @@ class Preparation:
                 return len(read.ledger)
             with files.atomic_path(target) as temporary:
                 os.replace(work / REJECTED, temporary)
-        counts = sum(read.rejected[1:], read.rejected[0])
+        counts = read.rejected_by_rule.most_common()
         raise UserError(
             f"{read.num_rejected} of {len(read.ledger) + read.num_rejected} records are bad; no data set was written",
-            where=target, found=", ".join(f"{count} {rule}" for rule, count in counts.most_common()), expected="none",
+            where=target, found=", ".join(f"{count} {rule}" for rule, count in counts), expected="none",
             next_command=f"head {shlex.quote(str(target))}",
         )  # fmt: skip
 
@@ -236,7 +236,7 @@ class Preparation:
         if all(one.weight == 1 for one in self.sources):
             return None
         weights = np.array([one.weight for one in self.sources])[ledger.column("source")]
-        uniform = (sampling.spread(ledger.column("order"), _WEIGHT_SEED) >> np.uint64(11)).astype(float) / 2.0**53
+        uniform = sampling.uniform(ledger.column("order"), _WEIGHT_SEED)
         copies = np.where(assignment.of("train"), np.floor(weights + uniform), 1).astype(np.uint8)
         assignment.leave_out(np.flatnonzero(assignment.of("train") & (copies == 0)))
         return copies

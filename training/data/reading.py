@@ -83,7 +83,12 @@ class Read:
 
     @property
     def num_rejected(self) -> int:
-        return sum(counter.total() for counter in self.rejected)
+        return self.rejected_by_rule.total()
+
+    @property
+    def rejected_by_rule(self) -> Counter[str]:
+        """Of all sources together."""
+        return sum(self.rejected, Counter())
 
 
 class Reading:
@@ -103,7 +108,6 @@ class Reading:
         self._size_bytes = sum(source.size_bytes for source in sources)
         self._workers = pool.default_workers(self._size_bytes) if workers is None else workers
         self._num_bands = Bands(settings.near).num if settings.near else 0
-        self._first_batch_bytes = 0
 
     def run(self) -> Read:
         """Read everything. Raises UserError at the first bad record, unless the settings say otherwise."""
@@ -131,8 +135,6 @@ class Reading:
             name = source.label if several else None
             for batch in source.batches(number, name, self._settings.max_record_bytes, self._progress.advance):
                 self._require_one_form(source)
-                if not self._first_batch_bytes and isinstance(batch.data, bytes):
-                    self._first_batch_bytes = len(batch.data)
                 yield batch
 
     def _require_one_form(self, source: Source) -> None:
@@ -166,10 +168,7 @@ class Reading:
 
     def _predict(self, taken: Taken) -> None:
         """Predict the need from the first good batch, and refuse it before anything large is done."""
-        text_bytes = sum(
-            source.size_bytes * (_PACKED_RATIO if any(blocks.packing(path) != "plain" for path in source.paths) else 1)
-            for source in self._sources
-        )
+        text_bytes = sum(source.size_bytes * (_PACKED_RATIO if source.is_packed else 1) for source in self._sources)
         num_records = int(text_bytes * len(taken.columns["digest"]) / max(1, len(taken.lines)))
         self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands)
         self._read.need.require(self._folder)

@@ -74,7 +74,7 @@ def is_date(text: str) -> bool:
 
 def is_day(text: str) -> bool:
     """Whether a text is `YYYY-MM-DD`, without a time."""
-    return len(text) == len("2026-01-31") and is_date(text)
+    return len(text) == len("YYYY-MM-DD") and is_date(text)
 
 
 def reasons(value: object, form: str | None) -> list[Reason]:

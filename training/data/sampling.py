@@ -98,3 +98,8 @@ def spread(keys: np.ndarray, seed: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def uniform(keys: np.ndarray, seed: int) -> np.ndarray:
+    """Map 64-bit keys to [0, 1) by a seed."""
+    return (spread(keys, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -64,7 +64,7 @@ class Settings:
                 found=f"{self.train_ratio:g} and {self.val_ratio:g}",
                 expected="train above 0, validation 0 or more, together at most 1 (the rest is test)",
             )
-        if self.cutoff is not None and not (rules.is_date(self.cutoff) and len(self.cutoff) == len("YYYY-MM-DD")):
+        if self.cutoff is not None and not rules.is_day(self.cutoff):
             raise UserError("not a day", where="--cutoff", found=self.cutoff, expected="a day like 2026-11-29")
         if self.group_by not in GROUP_BY:
             raise UserError("not a way to group", found=self.group_by, expected=" or ".join(GROUP_BY))

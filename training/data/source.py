@@ -18,8 +18,8 @@ from training.data import blocks, jsonl, parquet, record
 from training.data.intake import Batch
 
 EXAMPLE = "make data-prepare INPUT=my.jsonl"
-RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
-TEXT_SUFFIXES = (
+_RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
+_TEXT_SUFFIXES = (
     ".txt .text .md .rst .tex .org .adoc .html .htm .xml .csv .py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go "
     ".java .kt .kts .scala .js .mjs .jsx .ts .tsx .rb .php .pl .pm .lua .sh .bash .zsh .fish .ps1 .sql .r .jl .m .cs "
     ".swift .fs .vb .hs .ml .mli .ex .exs .erl .clj .lisp .el .vim .zig .nim .dart .asm .s .f90 .f .yaml .yml .toml "
@@ -36,6 +36,8 @@ class Source:
     """
 
     kind: str
+    is_packed = False
+    """Whether its records take more room than its files."""
     always_drops = False
     """Bad records of it are counted and left out, whatever the settings: nobody can correct them."""
 
@@ -64,7 +66,9 @@ class Jsonl(Source):
         self.path, self.paths = path, paths or [path]
         size = sum(blocks.size_bytes(one, EXAMPLE) for one in self.paths)
         super().__init__(path.name, _argument(path, weight), size, form, weight)
-        if any(blocks.packing(one) == "parquet" for one in self.paths):
+        packings = {blocks.packing(one) for one in self.paths}
+        self.is_packed = packings != {"plain"}
+        if "parquet" in packings:
             parquet.require()
 
     def fingerprint(self) -> str:
@@ -142,7 +146,8 @@ class Folder(Source):
         return not name.startswith(".") and name != "__pycache__"
 
     def _takes(self, parent: Path, name: str) -> bool:
-        return not name.startswith(".") and bool(Path(name).suffix) and f"{Path(name).suffix.lower()} " in TEXT_SUFFIXES
+        suffix = Path(name).suffix.lower()
+        return not name.startswith(".") and suffix != "" and f"{suffix} " in _TEXT_SUFFIXES
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -186,7 +191,7 @@ def of(text: str, form: str | None = None) -> Source:
     if not path.is_dir():
         return Jsonl(path, form, weight)
     inside = sorted(child for child in path.iterdir() if child.is_file() and not child.name.startswith("."))
-    if inside and all(child.name.lower().endswith(RECORD_SUFFIXES) for child in inside):
+    if inside and all(child.name.lower().endswith(_RECORD_SUFFIXES) for child in inside):
         return Jsonl(path, form, weight, inside)
     if form not in (None, "text"):
         raise UserError("a folder of text has records of the form 'text'", where=path, found=form, next_command=EXAMPLE)
@@ -195,7 +200,7 @@ def of(text: str, form: str | None = None) -> Source:
 
 def name_of(one: Source) -> str:
     """The name that a dataset gets from its first source."""
-    suffix = next((suffix for suffix in RECORD_SUFFIXES if one.label.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in _RECORD_SUFFIXES if one.label.lower().endswith(suffix)), "")
     return store.name_from(one.label[: len(one.label) - len(suffix)])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from training.data.ledger import Components, Ledger
-from training.data.sampling import spread
+from training.data.sampling import uniform
 from training.data.settings import SPLITS, Settings
 
 TRAIN, VALIDATION, TEST, TEST_POSTCUTOFF = range(len(SPLITS))
@@ -168,8 +168,8 @@ class Assignment:
         self.sides = np.full(len(grouping.roots), _DROPPED, np.uint8)
         for first in range(0, len(self.sides), _BLOCK_RECORDS):
             part = slice(first, first + _BLOCK_RECORDS)
-            uniform = _uniform(grouping.keys[grouping.roots[part]], settings.seed)
-            by_group = np.searchsorted(bounds, uniform, side="right").astype(np.uint8)
+            places = uniform(grouping.keys[grouping.roots[part]], settings.seed)
+            by_group = np.searchsorted(bounds, places, side="right").astype(np.uint8)
             sides = np.where(grouping.wishes[part] == BY_GROUP, by_group, grouping.wishes[part])
             self.sides[part] = np.where(grouping.keep[part], sides, np.uint8(_DROPPED))
 
@@ -259,8 +259,3 @@ def _nearest_seed(found: Grouping, settings: Settings) -> int | None:
                 return seed
             tried.append((assignment.distance, seed))
     return min(tried)[1] if tried else None
-
-
-def _uniform(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Map 64-bit keys to [0, 1) by the seed."""
-    return (spread(keys, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53

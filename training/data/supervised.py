@@ -22,6 +22,7 @@ from training.data.chat import Rendered, Renderer, Unfollowable
 from training.data.conversation import Conversation, of_record
 from training.data.supervision import Settings, lever
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
+from training.tokenizer.encoder import any_of
 from training.tokenizer.template import Unrenderable, of_tokenizer
 
 TOO_LONG, CONTROL, UNRENDERED, UNFOLLOWED, UNTRAINED = (
@@ -154,11 +155,8 @@ class Encoder:
         """Texts of control tokens: all of them, and those that an assistant may not write either."""
         added = files.read_json(self.tokenizer.folder / TOKENIZER).get("added_tokens", [])
         steering = {token["content"] for token in added if token["special"]}
-        every = [text for text in self.tokenizer.specials if text]
-        return tuple(
-            re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
-            for texts in (every, [text for text in every if text in steering])
-        )
+        every = self.tokenizer.specials
+        return any_of(every), any_of(text for text in every if text in steering)
 
     def _forged(self, conversation: Conversation | None, value: dict) -> str | None:
         """Where a record's own text would become a control token; what a template writes, an assistant may write."""

@@ -3,7 +3,7 @@
 Owns `<dataset>/tokens/<hash2>/`: `<split>.tokens.bin` (little-endian uint16 or uint32, one document after another),
 `<split>.offsets.bin` (uint64, num_documents + 1: where each document starts), `<split>.text_bytes.bin` (uint64 per
 document: of the text that its labels stand for), manifest last. A text is `BOS document EOS`, whole, and all of it but
-the BOS is trained. Records with answers also give `<split>.trained.bin` (uint8 per token: 1 is a label) and
+the first token is trained. Records with answers also give `<split>.trained.bin` (uint8 per token: 1 is a label) and
 `<split>.records.bin` (uint32 per document: its line in the split's file, from 0), since some are left out, and counted.
 Invariants: keyed by the dataset's hash, the tokenizer's hash, what decides the labels, and the format's version; text
 never becomes a control token. Packing into batches is not done here.
@@ -21,7 +21,7 @@ from training.core.progress import Progress
 from training.core.units import format_count
 from training.data import workers
 from training.data.dataset import KIND as DATASET_KIND
-from training.data.dataset import Dataset
+from training.data.dataset import TOKENS, Dataset
 from training.data.shard import SampleShard, Shard
 from training.data.supervised import Encoded
 from training.data.supervision import Settings, lever
@@ -31,7 +31,7 @@ from training.tokenizer.artifact import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-KIND = "tokens"
+KIND = TOKENS
 TEXT_FORM = "text"
 _FORMAT_VERSION = 2
 _BYTES_A_TOKEN_GUESS = 2.0
@@ -62,7 +62,7 @@ class TokenSplit:
 
     @cached_property
     def trained(self) -> "np.ndarray | None":
-        """Which tokens are labels, 0 or 1: uint8, num_tokens; None where all but the BOS are."""
+        """Which tokens are labels, 0 or 1: uint8, num_tokens; None where all but each text's first are."""
         return self._map("trained", "u1") if "labels" in self.manifest else None
 
     @cached_property
@@ -125,7 +125,7 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None =
 
 def folder_of(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None = None) -> Path:
     """Where a dataset's tokens of a tokenizer lie, or would lie."""
-    return dataset.folder / "tokens" / files.short(_key(dataset, tokenizer, settings))
+    return dataset.folder / TOKENS / files.short(_key(dataset, tokenizer, settings))
 
 
 def _key(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None) -> str:
@@ -151,9 +151,8 @@ def _require_form(dataset: Dataset, settings: Settings | None) -> None:
 
 
 def _require_space(folder: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
-    text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
     token_bytes = tokenizer.dtype.itemsize + (dataset.form != TEXT_FORM)  # a label is a byte
-    needed_bytes = int(text_bytes / _BYTES_A_TOKEN_GUESS * token_bytes)
+    needed_bytes = int(dataset.text_bytes / _BYTES_A_TOKEN_GUESS * token_bytes)
     files.require_space(folder, needed_bytes, "the tokens")
 
 
@@ -167,8 +166,7 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
     has_answers = dataset.form != TEXT_FORM
     if has_answers:
         body["labels"] = settings.key(tokenizer.chat_template)
-    text_bytes = sum(split["text_bytes"] for split in dataset.manifest["splits"].values())
-    with workers.started(tokenizer, settings if has_answers else None, text_bytes) as encode:
+    with workers.started(tokenizer, settings if has_answers else None, dataset.text_bytes) as encode:
         write = partial(_write_samples, settings=settings) if has_answers else _write_texts
         body["splits"] = {split: write(folder, dataset, split, encode) for split in dataset.splits}
     files.write_manifest(folder, KIND, {**body, "tool": version.tool()})

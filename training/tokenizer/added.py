@@ -17,7 +17,6 @@ from training.tokenizer.artifact import CONFIG, TEMPLATE, TOKENIZER, Tokenizer
 from training.tokenizer.train import Prove
 
 _FORMAT_VERSION = 1
-_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _write(
     document = files.read_json(old.folder / TOKENIZER)
     added = {text: old.vocab_size + number for number, text in enumerate([*specials, *words])}
     document["added_tokens"] += [
-        {"id": number, "content": text, **_FLAGS, "special": text in specials} for text, number in added.items()
+        huggingface.added_token(number, text, special=text in specials) for text, number in added.items()
     ]
     files.write_text(folder / TOKENIZER, json.dumps(document, ensure_ascii=False))
     for file in (CONFIG, TEMPLATE):

@@ -7,12 +7,12 @@ it has grown to its limit.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import files
-from training.tokenizer import huggingface
+from training.tokenizer import huggingface, pretokenizers
 from training.tokenizer.splitter import Splitter
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class Encoder:
         self._one_piece = _without_splits(document)
         added = {token["content"]: token["id"] for token in document["added_tokens"] if token["content"] not in plain}
         self._added = {text: self._to_bytes([number]) for text, number in added.items()}
-        longest_first = sorted(added, key=len, reverse=True)
-        self._any_added = re.compile("|".join(map(re.escape, longest_first))) if added else None
+        self._any_added = any_of(added) if added else None
         self._table: dict[str, bytes] = {}
         self._table_bytes = 0
 
@@ -86,8 +85,14 @@ class Encoder:
         return np.array(ids, self._dtype).tobytes()
 
 
+def any_of(texts: Iterable[str]) -> re.Pattern:
+    """What finds any of some texts, the longest first; of none at all, nothing."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
 def _without_splits(document: dict) -> "tokenizers.Tokenizer":
     """The same model for texts that are one pre-token each."""
-    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    whole = pretokenizers.byte_level(use_regex=False)
     changes = {"added_tokens": [], "normalizer": None, "pre_tokenizer": whole, "post_processor": None}
     return huggingface.library_of(document | changes)

@@ -9,11 +9,10 @@ from pathlib import Path
 from training.core import files
 from training.core.errors import UserError
 from training.llamacpp import gguf_header
-from training.tokenizer import pretokenizers
+from training.tokenizer import huggingface, pretokenizers
 from training.tokenizer.huggingface import CONFIG, ROLES, TEMPLATE, TOKENIZER
 
 _BYTE_LEVEL_BPE = "gpt2"
-_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def to_folder(gguf: Path, folder: Path) -> Path:
@@ -32,7 +31,7 @@ def to_folder(gguf: Path, folder: Path) -> Path:
         "added_tokens": _added(tokens, types),
         "pre_tokenizer": pretokenizers.CONFIGURATIONS[pre_tokenizer],
         "post_processor": _bos_in_front(tokens, config["bos_token"]) if add_bos else None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": pretokenizers.byte_level(use_regex=False),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -72,7 +71,7 @@ def _types(gguf: Path) -> list[str]:
 def _added(tokens: list[str], types: list[str]) -> list[dict]:
     kinds = {"CONTROL": True, "USER_DEFINED": False}
     return [
-        {"id": number, "content": tokens[number], **_FLAGS, "special": kinds[kind]}
+        huggingface.added_token(number, tokens[number], special=kinds[kind])
         for number, kind in enumerate(types)
         if kind in kinds
     ]

@@ -6,6 +6,7 @@ change ids behind the caller's back: truncation and padding, a post-processor, a
 does not apply (training without it is what makes trained ids the served ones).
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,15 @@ def open_library(path: Path, plain: frozenset[str] = frozenset(), *, with_bos: b
 
 def library_of(document: dict) -> "tokenizers.Tokenizer":
     """A tokenizer of the content of a `tokenizer.json`, nothing cut or padded."""
-    import json
-
     import tokenizers
 
     document = document | {"truncation": None, "padding": None}
     return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
+
+
+def added_token(number: int, text: str, *, special: bool) -> dict:
+    """An entry of `added_tokens` as llama.cpp takes it: the text alone, no blanks around it."""
+    return {"id": number, "content": text, **dict.fromkeys((*_STRIPS, "normalized"), False), "special": special}
 
 
 def describe(folder: Path) -> dict:

@@ -10,7 +10,6 @@ from training.core.errors import UserError
 from training.tokenizer import artifact, gguf_vocabulary
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 
-_BATCH_CHARS = 4 << 20
 _HELD_TEXTS = 256
 
 
@@ -27,25 +26,13 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, texts: Iterable[str]) -> Compression:
-    """Encode texts as documents and count."""
+    """Encode texts as plain text and count."""
     text_bytes = num_tokens = 0
-    for batch in batches(texts):
-        text_bytes += sum(len(text.encode()) for text in batch)
-        num_tokens += sum(map(len, tokenizer.encode_plain(batch)))
-    return Compression(text_bytes, num_tokens)
-
-
-def batches(texts: Iterable[str], batch_chars: int = _BATCH_CHARS) -> Iterable[list[str]]:
-    """Group texts into lists of about `batch_chars` characters, so that threads have work and memory stays small."""
-    batch, size = [], 0
     for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= batch_chars:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        [ids] = tokenizer.encode_plain([text])
+        text_bytes += len(text.encode())
+        num_tokens += len(ids)
+    return Compression(text_bytes, num_tokens)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ _PUNCTUATED_WORDS = (
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _byte_level(*, use_regex: bool) -> dict:
+def byte_level(*, use_regex: bool) -> dict:
+    """The library's ByteLevel with nothing put in front, as a pre-tokenizer or a decoder."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
@@ -34,7 +35,7 @@ def _split_then_bytes(*patterns: str) -> dict:
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in patterns
     ]
-    return {"type": "Sequence", "pretokenizers": [*splits, _byte_level(use_regex=False)]}
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level(use_regex=False)]}
 
 
 def _words(digits: str, contractions: str = _CONTRACTIONS) -> dict:
@@ -49,8 +50,8 @@ CONFIGURATIONS: dict[str, dict] = {
     "dbrx": _words(r"\p{N}{1,3}"),
     "qwen2": _words(r"\p{N}"),
     "qwen35": _split_then_bytes(_CONTRACTIONS + _MARKED_WORDS),
-    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_ALONE, _byte_level(use_regex=True)]},
-    "gpt-2": _byte_level(use_regex=True),
+    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_ALONE, byte_level(use_regex=True)]},
+    "gpt-2": byte_level(use_regex=True),
     "deepseek-v3": _split_then_bytes(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _PUNCTUATED_WORDS),
 }
 _ALSO_SPELLED = {

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from training.core.errors import TrainyardError, UserError
 
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _FLAG = "enable_thinking"
 Span = tuple[int, int]
 
@@ -109,7 +109,7 @@ def normalised(messages: Sequence[dict]) -> list[dict]:
     result = []
     for message in messages:
         message = {key: value for key, value in message.items() if value is not None}
-        reasoning = next((message[key] for key in _REASONING_KEYS if key in message), None)
+        reasoning = next((message[key] for key in REASONING_KEYS if key in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         result.append(message)
