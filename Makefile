@@ -75,7 +75,7 @@ memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10G
 bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
 	@$(TRAINYARD) bench-memfit $(ARGS)
 
-bench: setup ## How quick memfit, the reading of data and the trainer are: ratios of times of one run
+bench: setup ## Time every room beside what else does its work (ARGS="--room data" one alone)
 	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
