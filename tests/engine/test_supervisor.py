@@ -182,10 +182,8 @@ import sys
 sys.path[:0] = [{tests!r}, {repository!r}]
 from training.engine import launch, supervisor
 from training.runs.folder import RunFolder
-from training.cli import _raise_terminated
-import signal
-signal.signal(signal.SIGTERM, _raise_terminated)
-signal.signal(signal.SIGHUP, _raise_terminated)
+from training.core import signals
+signals.raise_terminated()
 supervisor.ENGINE = (sys.executable, {script!r})
 try:
     print(launch._in_turn(RunFolder(__import__("pathlib").Path({run!r}))))
@@ -205,7 +203,7 @@ while not heard:
 time.sleep(0.5)
 (run.path / "heard").write_text(" ".join(heard))
 run.update(status="paused")
-raise (KeyboardInterrupt("saved") if heard[0] == "SIGINT" else child.Terminated("saved", signal_name=heard[0]))
+raise child.signals.interruption(heard[0], "saved")
 """
 
 

@@ -11,8 +11,8 @@ import shutil
 import numpy as np
 import torch
 
-from training.core import files, process
-from training.core.errors import IntegrityError, RunError, Terminated
+from training.core import files, process, signals
+from training.core.errors import IntegrityError, RunError
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
 from training.engine import (
@@ -113,7 +113,7 @@ class Trainer(Hooks):
         if reason == "cancelled":
             what = f"cancelled at step {state.step}; the checkpoints before it are in {self.folder.checkpoints}"
         name = self._requests.signal or f"the file {CANCEL if reason == 'cancelled' else PAUSE}"
-        raise KeyboardInterrupt(what) if name == "SIGINT" else Terminated(what, signal_name=name)
+        raise signals.interruption(name, what)
 
     def _state(self, num_rows: int) -> TrainState:
         """The state of the newest checkpoint, loaded; else that of a fresh run."""
