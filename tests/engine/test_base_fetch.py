@@ -89,7 +89,19 @@ def test_pins_that_have_changed_since_are_told(world: Path, capsys: pytest.Captu
     digest = bases.find("tiny").files["model.safetensors"]
     bases.FILE.write_text(text.replace(digest, "0" * 64))
     assert main(["train", "--config", str(world / "lora.yaml")]) == 5
-    assert "other files than are pinned" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "other files than are pinned" in told and "make base-fetch BASE=tiny" in told
+
+
+def test_a_base_whose_pins_have_changed_since_is_fetched_again(world: Path, capsys: pytest.CaptureFixture):
+    """As the message says that tells of it: the folder is whole, and of what was pinned before."""
+    before, text = bases.find("tiny"), bases.FILE.read_text()
+    config = source() / "config.json"
+    config.write_text(config.read_text() + "\n")
+    bases.FILE.write_text(text.replace(before.files["config.json"], files.sha256_file(config)))
+    assert main(["base-fetch", "tiny", "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["reused"]
+    assert bases.find("tiny").require()["pinned"] != before.files
 
 
 def test_a_shape_that_is_not_the_planned_one_is_refused(world: Path, capsys: pytest.CaptureFixture):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from training.core import paths, version
+from training.core import files, paths, version
 from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes
@@ -112,10 +112,7 @@ def _cpu_model() -> str:
 
 
 def _disk(path: Path) -> dict:
-    place = path
-    while not place.exists():
-        place = place.parent
-    usage = shutil.disk_usage(place)
+    usage = shutil.disk_usage(files.existing_parent(path))
     return {"path": paths.for_people(path), "free_bytes": usage.free, "total_bytes": usage.total}
 
 

@@ -39,7 +39,7 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
     """
     base = bases.find(name)
     if pin:
-        base = replace(base, files={}, revision=base.revision)
+        base = replace(base, files={})
     elif not base.pinned:
         raise UserError(
             "the base has no pins", where=bases.FILE, found=f"{name} without a revision or hashes",
@@ -47,17 +47,17 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
             next_command=f"make base-fetch BASE={name} ARGS=--pin",
         )  # fmt: skip
     with store.exclusive(base.folder, KIND):
-        if base.folder.parent.is_dir():
-            files.remove_leftovers(base.folder.parent)
         if not pin and store.reusable(base.folder, KIND):
-            return Fetched(base, base.require(), True)
+            manifest = files.read_manifest(base.folder, KIND)
+            if manifest["pinned"] == base.files:  # else it was made of what was pinned before
+                return Fetched(base, manifest, True)
         shutil.rmtree(base.folder, ignore_errors=True)
         files.require_space(base.folder, 3 * 4 * _num_parameters(base), f"the base {name}")
         with files.atomic_folder(base.folder) as folder:
-            base = _fill(folder, base, given)
+            base, manifest = _fill(folder, base, given)
         if pin:
             bases.write_pins(base)
-    return Fetched(base, base.require(), False)
+    return Fetched(base, manifest, False)
 
 
 def _num_parameters(base: Base) -> int:
@@ -67,8 +67,8 @@ def _num_parameters(base: Base) -> int:
         return 0
 
 
-def _fill(folder: Path, base: Base, given: Path | None) -> Base:
-    """Fetch, check, convert and write the manifest; returns the base with its pins."""
+def _fill(folder: Path, base: Base, given: Path | None) -> tuple[Base, dict]:
+    """Fetch, check, convert and write the manifest; returns the base with its pins, and the manifest."""
     source = folder / _SOURCE
     source.mkdir()
     revision = base_source.obtain(base, source, given)
@@ -79,13 +79,13 @@ def _fill(folder: Path, base: Base, given: Path | None) -> Base:
     _require_shape(folder, base)
     tokenizer = huggingface.describe(folder) | {"name": base.name}
     files.write_json(folder / artifact.MANIFEST_IN_CHECKPOINT, tokenizer)
+    weights = {path.name: files.file_record(path) for path in sorted(folder.glob("*.safetensors"))}
     body = {
         "name": base.name, "source": base.source, "revision": base.revision, "licence": base.licence,
-        "pinned": base.files, "weights_sha256": _weights_sha256(folder),
+        "pinned": base.files, "weights_sha256": _weights_sha256(weights),
         "tokenizer": {"name": base.name, "hash": tokenizer["hash"]}, "tool": version.tool(),
     }  # fmt: skip
-    files.write_manifest(folder, KIND, body)
-    return base
+    return base, files.write_manifest(folder, KIND, body, known=weights)
 
 
 def _all_files(folder: Path) -> list[Path]:
@@ -111,7 +111,7 @@ def _make_folder(folder: Path, source: Path, names: list[str]) -> None:
         gguf_folder.convert(source / ggufs[0], folder)
         return
     for name in names:
-        (folder / Path(name).name).write_bytes((source / name).read_bytes())
+        (source / name).rename(folder / Path(name).name)
     for name in ("config.json", artifact.TOKENIZER, artifact.CONFIG):
         if not (folder / name).is_file():
             raise UserError(
@@ -139,6 +139,7 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def _weights_sha256(folder: Path) -> str:
-    hashes = {path.name: files.sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
+def _weights_sha256(weights: dict[str, dict]) -> str:
+    """The hash of the one file of weights, or of the hashes of several."""
+    hashes = {name: record["sha256"] for name, record in weights.items()}
     return next(iter(hashes.values())) if len(hashes) == 1 else files.sha256_json(hashes)

@@ -7,7 +7,6 @@ knows. What may hold a secret, by its name, is left out.
 import logging
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +93,7 @@ def _gpus() -> dict:
 
 
 def _disk() -> dict:
-    return {"free_bytes": shutil.disk_usage(paths.roots().data).free}
+    return {"free_bytes": files.free_bytes(paths.roots().data)}
 
 
 _PARTS: dict[str, Callable[[], object]] = {

@@ -4,12 +4,11 @@ What asks for more gets an out-of-memory error at that point, and the machine's 
 Source: setrlimit(2), RLIMIT_DATA, which counts private memory since Linux 4.7; proc(5), VmData and VmRSS.
 """
 
-import re
 import resource
-from pathlib import Path
 
 import torch
 
+from training.core import process
 from training.core.errors import RunError
 from training.core.units import format_bytes, parse_bytes
 from training.engine.device import Device
@@ -35,7 +34,7 @@ def of_process(cap: str | None, device: Device) -> int | None:
     """
     if cap is None or device.torch_device.type != "cpu":
         return None
-    held, mapped = _status_bytes("VmRSS"), _status_bytes("VmData")
+    held, mapped = process.status_bytes("VmRSS"), process.status_bytes("VmData")
     left = parse_bytes(cap) - held
     if left <= 0:
         raise RunError(
@@ -47,7 +46,3 @@ def of_process(cap: str | None, device: Device) -> int | None:
     limit = mapped + left if hard == resource.RLIM_INFINITY else min(hard, mapped + left)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
-
-
-def _status_bytes(name: str) -> int:
-    return int(re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.M)[1]) * 1024

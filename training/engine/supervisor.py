@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from training.core import errors, memory_kills, signals
+from training.core import errors, memory_kills, process, signals
 from training.core.errors import RunError
 from training.core.report import make_command
 from training.core.units import format_bytes, format_seconds
@@ -121,7 +121,7 @@ class _Engine:
                     watched_since = now
                 looked = now
                 beat = self.pulse.last()
-                self._peak_bytes = max(self._peak_bytes, memory_kills.peak_bytes(self._process.pid))
+                self._peak_bytes = max(self._peak_bytes, process.peak_rss_bytes(self._process.pid))
                 if (waited := now - max(beat.at, watched_since)) > limits.of(beat):
                     silent = waited
                     self._end_silent(beat, waited)
