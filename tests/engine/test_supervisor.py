@@ -179,7 +179,7 @@ def test_an_exit_without_a_word_is_told_with_its_status(run, tmp_path, monkeypat
 
 WORK = """
 import sys
-sys.path[:0] = [{tests!r}, {repository!r}]
+sys.path.insert(0, {repository!r})
 from training.engine import launch, supervisor
 from training.runs.folder import RunFolder
 from training.core import signals
@@ -210,8 +210,7 @@ raise child.signals.interruption(heard[0], "saved")
 def supervised(run: RunFolder, folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> subprocess.Popen:
     """A supervisor in a process of its own, in a group of its own as a shell's job is; returns when its engine is."""
     engine(monkeypatch, folder, body)
-    names = {"tests": str(paths.REPOSITORY), "repository": str(paths.REPOSITORY)}
-    code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), **names)
+    code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), repository=str(paths.REPOSITORY))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
     deadline = time.monotonic() + 60
     while not (run.path / "ready").exists():

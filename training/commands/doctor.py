@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     memory, answer = devices.this_machine(), nvml.ask()
     document = {
         "schema": 1,
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
+        "cpu": {"model": devices.processor(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
         "memory": {"total_bytes": memory.total_bytes, "available_bytes": memory.available_bytes},
         "disk": {"data": _disk(paths.roots().data), "cache": _disk(paths.roots().cache)},
         "gpus": [dataclasses.asdict(gpu) for gpu in answer.gpus],
@@ -100,15 +100,6 @@ def _images() -> dict[str, str]:
         except TrainyardError as error:
             states[name] = f"{error.what}; next: {error.next_command}"
     return states
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, None) or platform.processor() or platform.machine()
 
 
 def _disk(path: Path) -> dict:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from training.core import log, process, signals
 from training.core.errors import TrainyardError, translated
-
-STACKS_FILE = "stacks.log"
+from training.runs.folder import STACKS_FILE, RunFolder
 
 
 def main(folder: str, pulse: str, result: str, supervisor: str) -> int:
@@ -39,7 +38,6 @@ def _train(folder: Path, pulse: int) -> dict:
     try:
         from training.engine import launch
         from training.engine.pulse import Pulse
-        from training.runs.folder import RunFolder
 
         return {"summary": launch.train(RunFolder(folder), Pulse(pulse))}
     except KeyboardInterrupt as interrupt:

@@ -73,8 +73,9 @@ def _settings() -> dict:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    from training.calculator.devices import processor
+
+    return processor()
 
 
 def _memory() -> dict:

@@ -97,7 +97,7 @@ def resume(run: RunFolder) -> dict:
     A run that is completed is left as it is. Raises UserError where it is still running.
     """
     if run.status() == "completed":
-        return files.read_json(run.path / "summary.json")
+        return run.summary()
     _kept_recipe(run)
     return _in_turn(run)
 

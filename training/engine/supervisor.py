@@ -20,10 +20,9 @@ from training.core import errors, memory_kills, process, signals
 from training.core.errors import RunError
 from training.core.report import make_command
 from training.core.units import format_bytes, format_seconds
-from training.engine.child import STACKS_FILE
 from training.engine.pulse import Beat, Pulse
 from training.runs.events import EventLog
-from training.runs.folder import RunFolder
+from training.runs.folder import STACKS_FILE, RunFolder
 
 ENGINE = (sys.executable, "-m", "training.engine.child")
 MAX_RESTARTS = 2

@@ -16,6 +16,8 @@ from training.core import files, locks, paths
 from training.core.errors import IntegrityError, MachineError, UserError
 
 RUN_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+STACKS_FILE = "stacks.log"
 LOCK_FILE = "lock.json"
 CHECKPOINTS = "checkpoints"
 STATE_KIND = "checkpoint-state"
@@ -86,6 +88,10 @@ class RunFolder:
                 expected=", ".join(STATUSES),
             )  # fmt: skip
         return record
+
+    def summary(self) -> dict:
+        """What came of a completed run. Raises IntegrityError where there is no summary."""
+        return files.read_json(self.path / SUMMARY_FILE)
 
     def update(self, **changes: object) -> dict:
         """Replace keys of `run.json` in one step."""
