@@ -49,9 +49,9 @@ def end_with(parent: int) -> None:
     die_with(parent)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies, whatever ends it (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it was gone before
         os._exit(1)
 
