@@ -93,11 +93,9 @@ class RunFolder:
         """What came of a completed run. Raises IntegrityError where there is no summary."""
         return files.read_json(self.path / SUMMARY_FILE)
 
-    def update(self, **changes: object) -> dict:
+    def update(self, **changes: object) -> None:
         """Replace keys of `run.json` in one step."""
-        record = self.record() | changes
-        files.write_json(self.path / RUN_FILE, record)
-        return record
+        files.write_json(self.path / RUN_FILE, self.record() | changes)
 
     def status(self) -> str:
         """The status word; a run whose process is gone without a word is `lost`, and is written down as such."""
