@@ -20,7 +20,7 @@ class Adapters(Tuning):
         if reference is None:
             return resolved
         source = adapter_source.find(reference)
-        base = bases.find(resolved.recipe.model.base).require()
+        base = bases.find(resolved.recipe.model.base).require(files.read_manifest)  # its bytes are verified on loading
         if source.base_sha256 not in (None, base["weights_sha256"]):
             raise UserError(
                 "the adapter was trained on another base", where="lora.from", found=files.short(source.base_sha256),
