@@ -67,9 +67,8 @@ def _fill(report: Report, document: dict) -> None:
         report.add("gpu", f"{document['no_gpu']}: training runs on the CPU in fp32")
     _fill_containers(report, document)
     report.add("python", f"{document['python']}, {document['platform']}")
-    missing = [name for name, found in document["packages"].items() if found is None]
     report.add("packages", ", ".join(f"{name} {found}" for name, found in document["packages"].items() if found))
-    if missing:
+    if missing := version.missing(document["packages"], on_gpu=bool(document["gpus"])):
         report.add("missing", f"{', '.join(missing)}; next: make setup")
     report.add("llama.cpp", document["llama_cpp"])
     say("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()))
