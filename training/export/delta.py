@@ -18,7 +18,7 @@ from training.export import adapter as adapters
 from training.export import checks, weights
 from training.export.checkpoint import DELTA, Checkpoint
 from training.recipe import bases
-from training.runs.folder import SUMMARY_FILE, RunFolder
+from training.runs.folder import RunFolder
 
 NAMES = (adapters.SETTINGS, adapters.WEIGHTS, files.MANIFEST)
 MAX_BYTES = 16 << 30
@@ -94,7 +94,7 @@ def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
 
 def _scores(run: str | None) -> dict | None:
     """What the run's summary says of before and after; None where the run is not on this machine."""
-    summary = run and RunFolder(paths.roots().runs / run).path / SUMMARY_FILE
+    summary = run and RunFolder(paths.roots().runs / run).path / "summary.json"
     if not summary or not summary.is_file():
         return None
     found = files.read_json(summary)
