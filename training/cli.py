@@ -10,18 +10,16 @@ import difflib
 import importlib
 import json
 import os
-import signal
 import sys
 import traceback
 from types import ModuleType
 from typing import NoReturn
 
-from training.core import log
+from training.core import log, signals
 from training.core.errors import (
     INTERRUPTED_EXIT_CODE,
     UNEXPECTED_EXIT_CODE,
     MachineError,
-    Terminated,
     TrainyardError,
     UserError,
     translated,
@@ -88,9 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
-            signal.signal(number, _raise_terminated)
+    signals.raise_terminated()
     report = Report(argv)
     try:
         _require_command(argv[0])
@@ -145,7 +141,7 @@ def _failed(report: Report, error: Exception) -> dict:
 
 
 def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
-    name = interrupt.signal_name if isinstance(interrupt, Terminated) else "SIGINT"
+    name = signals.name_of(interrupt)
     report.fail("INTERRUPTED", INTERRUPTED_EXIT_CODE)
     report.add("error", f"stopped by {name}{'; ' + str(interrupt) if str(interrupt) else ''}")
     return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
@@ -161,7 +157,3 @@ def _print(text: str) -> bool:
         if not isinstance(error, BrokenPipeError):
             log.say(f"stdout cannot be written: {error.strerror}")
         return isinstance(error, BrokenPipeError)
-
-
-def _raise_terminated(number: int, _: object) -> None:
-    raise Terminated(signal_name=signal.Signals(number).name)

@@ -89,7 +89,8 @@ def test_pins_that_have_changed_since_are_told(world: Path, capsys: pytest.Captu
     digest = bases.find("tiny").files["model.safetensors"]
     bases.FILE.write_text(text.replace(digest, "0" * 64))
     assert main(["train", "--config", str(world / "lora.yaml")]) == 5
-    assert "other files than are pinned" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "other files than are pinned" in told and "make base-fetch BASE=tiny" in told
     assert main(["base-fetch", "tiny"]) == 5 and bases.find("tiny").is_fetched  # no such file is to be had
     weights = source() / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")

@@ -97,7 +97,6 @@ def test_an_error_while_saving_ends_the_run_and_the_old_checkpoint_stays(recipe:
     assert code == 3 and run.status() == "failed" and "full" in run.record()["error"]
     assert run.steps() == [0] and run.pointed("latest").name == "step_000000"
     assert max(losses(run)) < 12
-    monkeypatch.undo()
 
 
 def test_a_run_that_ends_waits_for_its_last_checkpoint(recipe: Path, monkeypatch: pytest.MonkeyPatch):

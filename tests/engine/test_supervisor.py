@@ -179,13 +179,11 @@ def test_an_exit_without_a_word_is_told_with_its_status(run, tmp_path, monkeypat
 
 WORK = """
 import sys
-sys.path[:0] = [{tests!r}, {repository!r}]
+sys.path.insert(0, {repository!r})
 from training.engine import launch, supervisor
 from training.runs.folder import RunFolder
-from training.cli import _raise_terminated
-import signal
-signal.signal(signal.SIGTERM, _raise_terminated)
-signal.signal(signal.SIGHUP, _raise_terminated)
+from training.core import signals
+signals.raise_terminated()
 supervisor.ENGINE = (sys.executable, {script!r})
 try:
     print(launch._in_turn(RunFolder(__import__("pathlib").Path({run!r}))))
@@ -205,15 +203,14 @@ while not heard:
 time.sleep(0.5)
 (run.path / "heard").write_text(" ".join(heard))
 run.update(status="paused")
-raise (KeyboardInterrupt("saved") if heard[0] == "SIGINT" else child.Terminated("saved", signal_name=heard[0]))
+raise child.signals.interruption(heard[0], "saved")
 """
 
 
 def supervised(run: RunFolder, folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> subprocess.Popen:
     """A supervisor in a process of its own, in a group of its own as a shell's job is; returns when its engine is."""
     engine(monkeypatch, folder, body)
-    names = {"tests": str(paths.REPOSITORY), "repository": str(paths.REPOSITORY)}
-    code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), **names)
+    code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), repository=str(paths.REPOSITORY))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
     deadline = time.monotonic() + 60
     while not (run.path / "ready").exists():

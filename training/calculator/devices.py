@@ -6,6 +6,7 @@ Usable is the total less what is in use before the run and a margin.
 from __future__ import annotations
 
 import difflib
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +123,16 @@ def this_machine() -> Device:
     if limit is not None and limit < memory.total:
         return Device("this container's memory", "cpu", limit, min(limit, used))
     return Device("this machine's memory", "cpu", memory.total, memory.total - memory.available)
+
+
+def processor() -> str:
+    """The name of this machine's CPU, as far as the kernel tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, None) or platform.processor() or platform.machine()
 
 
 def _container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:

@@ -176,9 +176,9 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    own, told = (12, "log-softmax and two float32 gradients")
+    own, told = 12, "log-softmax and two float32 gradients"
     if plan.recipe.method == "distill":
-        own, told = (8, "the logits and their float32 gradient")
+        own, told = 8, "the logits and their float32 gradient"
     each = own + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.calculator.devices import Device, is_same
-from training.core import files
 from training.core.errors import IntegrityError
 from training.runs.folder import RunFolder, all_runs
 
@@ -45,7 +44,7 @@ def in_words(record: tuple[Past, ...]) -> str:
 
 def _past(run: RunFolder, device: Device) -> Past | None:
     try:
-        summary = files.read_json(run.path / "summary.json")
+        summary = run.summary()
     except IntegrityError:
         return None
     sizes = [summary.get(key) for key in ("estimate_bytes", "peak_bytes")]

@@ -1,7 +1,6 @@
 """`check`: the preflight of a recipe. Nothing is downloaded, allocated or changed; everything wrong is told at once."""
 
 import argparse
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,10 +122,8 @@ def _disk(resolved) -> Iterator[tuple[str, str]]:
     each = plan.trainable_bytes * 3  # weights and the two moments
     copies = keep.keep + 2 + keep.initial  # the best one, and the one being written
     files.require_space(paths.roots().runs, each * copies, f"{copies} checkpoints of {format_bytes(each)}")
-    place = paths.roots().runs
-    while not place.exists():
-        place = place.parent
-    yield "ok", f"{copies} checkpoints of {format_bytes(each)}; {format_bytes(shutil.disk_usage(place).free)} free"
+    free = format_bytes(files.free_bytes(paths.roots().runs))
+    yield "ok", f"{copies} checkpoints of {format_bytes(each)}; {free} free"
 
 
 def _machine(resolved) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from training.core import paths, version
+from training.core import files, paths, version
 from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     memory, answer = devices.this_machine(), nvml.ask()
     document = {
         "schema": 1,
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
+        "cpu": {"model": devices.processor(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
         "memory": {"total_bytes": memory.total_bytes, "available_bytes": memory.available_bytes},
         "disk": {"data": _disk(paths.roots().data), "cache": _disk(paths.roots().cache)},
         "gpus": [dataclasses.asdict(gpu) for gpu in answer.gpus],
@@ -67,9 +67,8 @@ def _fill(report: Report, document: dict) -> None:
         report.add("gpu", f"{document['no_gpu']}: training runs on the CPU in fp32")
     _fill_containers(report, document)
     report.add("python", f"{document['python']}, {document['platform']}")
-    missing = [name for name, found in document["packages"].items() if found is None]
     report.add("packages", ", ".join(f"{name} {found}" for name, found in document["packages"].items() if found))
-    if missing:
+    if missing := version.missing(document["packages"], on_gpu=bool(document["gpus"])):
         report.add("missing", f"{', '.join(missing)}; next: make setup")
     report.add("llama.cpp", document["llama_cpp"])
     say("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()))
@@ -102,20 +101,8 @@ def _images() -> dict[str, str]:
     return states
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, None) or platform.processor() or platform.machine()
-
-
 def _disk(path: Path) -> dict:
-    place = path
-    while not place.exists():
-        place = place.parent
-    usage = shutil.disk_usage(place)
+    usage = shutil.disk_usage(files.existing_parent(path))
     return {"path": paths.for_people(path), "free_bytes": usage.free, "total_bytes": usage.total}
 
 

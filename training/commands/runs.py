@@ -94,7 +94,6 @@ def _age(seconds: float) -> str:
 
 
 def _one(args: argparse.Namespace, report: Report) -> dict:
-    from training.core import files
     from training.runs import follow, overview, picture
     from training.runs.folder import RunFolder
 
@@ -116,12 +115,11 @@ def _one(args: argparse.Namespace, report: Report) -> dict:
     if shown[0].can_go_on:
         report.add("next", make_command("resume", RUN=shown[0].run.id))
     first = shown[0]
-    summary = first.run.path / "summary.json"
     return {
         "schema": 1, **first.to_json(), "curve": chart.sparkline(first.course.losses()),
         "course": [[one["step"], one["train/loss_nats"]] for one in first.course.steps],
         "validation_course": [[one["step"], one["eval/loss_nats"]] for one in first.course.validations],
-        "events": first.told_events(), "summary": files.read_json(summary) if first.summary else None,
+        "events": first.told_events(), "summary": first.summary or None,
         "with": [one.to_json() for one in shown[1:]],
     }  # fmt: skip
 
@@ -143,6 +141,8 @@ def _result(one: Overview) -> str:
 
 
 def _rows(one: Overview, report: Report) -> None:
+    from training.runs.folder import STACKS_FILE
+
     report.add("run", one.run.id)
     report.add("status", _result(one))
     if one.record.get("error"):
@@ -159,6 +159,6 @@ def _rows(one: Overview, report: Report) -> None:
         report.add("memory", f"peak {format_bytes(one.peak_bytes)}{told}")
     steps = one.run.steps()
     report.add("checkpoints", ", ".join(str(step) for step in steps[-6:]) or "none")
-    stacks = one.run.path / "stacks.log"
+    stacks = one.run.path / STACKS_FILE
     if stacks.is_file() and stacks.stat().st_size:  # it is opened empty
         report.add("stacks", stacks)

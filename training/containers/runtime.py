@@ -7,20 +7,18 @@ the command's. Signals go to the program inside, which saves and ends as it woul
 
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from training.containers import compose, engine, image
-from training.core import paths
+from training.core import paths, signals
 from training.core.errors import TrainyardError, UserError
 from training.core.log import say
 from training.core.report import make_command
 
 _CHOICES = ("auto", "local", "docker")
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def setting() -> str:
@@ -94,17 +92,11 @@ def _require_visible(argv: Sequence[str]) -> None:
             )  # fmt: skip
 
 
-@contextmanager
-def _signals_to(container: str, process: subprocess.Popen) -> Iterator[None]:
+def _signals_to(container: str, process: subprocess.Popen) -> AbstractContextManager[None]:
     """Pass signals on to the program inside, whose own handling decides how it ends."""
 
     def forward(number: int, _: object) -> None:
         if not engine.succeeds(["kill", "--signal", str(number), container]):
             process.send_signal(number)  # there is no container yet: Compose itself is to stop
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return signals.handled(forward)

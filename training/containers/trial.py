@@ -42,9 +42,7 @@ def _inside(record: dict, entry: str, *arguments: str, gpu: bool = False) -> str
 
 def _train(record: dict) -> dict:
     said = json.loads(_inside(record, "python", "-m", "training.containers.forward", gpu=True))
-    needed = said["packages"].keys() - (() if said["device"] == "cuda" else version.CUDA_ALONE)
-    missing = sorted(name for name in needed if said["packages"][name] is None)
-    if missing:
+    if missing := version.missing(said["packages"], on_gpu=said["device"] == "cuda"):
         raise IntegrityError("the image lacks packages", where=record["reference"], found=", ".join(missing))
     torch = said["packages"]["torch"]
     return said | {"passed": [f"torch {torch}, one step on {said['device']}, loss {said['loss_nats']:.3f}"]}

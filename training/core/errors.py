@@ -123,11 +123,19 @@ _NAMING_ERRORS = {
 }  # fmt: skip
 
 
+_OUT_OF_MEMORY = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception of Python or torch, whose class need not be imported, means that memory ran out."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
 def translated(error: Exception) -> TrainyardError | None:
     """What an exception of Python or torch means here; None where it is a fault of this program."""
     if isinstance(error, ModuleNotFoundError):
         return MachineError("a package is missing", found=f"no {error.name}", next_command="make setup")
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    if is_out_of_memory(error):
         return RunError(
             "out of memory", found=str(error).splitlines()[0][:200] if str(error) else None,
             expected="a step that fits this machine", next_command="make memfit CONFIG=... tells what would fit",

@@ -113,7 +113,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing_parent(path)).free
+            free = free_bytes(path)
             raise MachineError(
                 "the disk is full; nothing that was there before has been touched",
                 where=path,
@@ -128,7 +128,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def require_space(path: Path, needed_bytes: int, what: str) -> None:
     """Raise MachineError when the file system of `path` has less than `needed_bytes` free."""
-    free = shutil.disk_usage(_existing_parent(path)).free
+    free = free_bytes(path)
     if free < needed_bytes:
         raise MachineError(
             f"not enough disk space for {what}",
@@ -139,7 +139,13 @@ def require_space(path: Path, needed_bytes: int, what: str) -> None:
         )
 
 
-def _existing_parent(path: Path) -> Path:
+def free_bytes(path: Path) -> int:
+    """Bytes that are free where a path lies, or would lie."""
+    return shutil.disk_usage(existing_parent(path)).free
+
+
+def existing_parent(path: Path) -> Path:
+    """A path itself where it exists, else the nearest folder above it that does."""
     path = Path(path).absolute()
     while not path.exists():
         path = path.parent
@@ -249,14 +255,18 @@ def remove_leftovers(folder: Path) -> None:
 # ---- manifests
 
 
-def write_manifest(folder: Path, kind: str, body: dict, names: Iterable[str] | None = None) -> dict:
+def write_manifest(
+    folder: Path, kind: str, body: dict, names: Iterable[str] | None = None, *, known: dict[str, dict] | None = None
+) -> dict:
     """Write `manifest.json` over the files of a folder (`names`, else all of them) and return it.
 
-    The manifest is `{"schema": 1, "kind": kind, **body, "files": {name: {"sha256", "bytes"}}}`.
+    The manifest is `{"schema": 1, "kind": kind, **body, "files": {name: {"sha256", "bytes"}}}`; the records of `known`
+    stand in it as they are, so that a large file is hashed once.
     """
     if names is None:
         names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    files = {name: file_record(folder / name) for name in sorted(names) if name != MANIFEST}
+    known = known or {}
+    files = {name: known.get(name) or file_record(folder / name) for name in sorted(names) if name != MANIFEST}
     manifest = {"schema": 1, "kind": kind, **body, "files": files}
     write_json(folder / MANIFEST, manifest)
     return manifest

@@ -1,4 +1,4 @@
-"""What the kernel knows of memory that ran out: how many processes it has ended for it, and what one has held.
+"""How many processes the kernel has ended because memory ran out.
 
 Source: cgroups(7), `memory.events` of version 2 and `memory.oom_control` of version 1; proc(5), `/proc/vmstat`.
 """
@@ -31,13 +31,3 @@ def _counters(root: Path, membership: Path) -> list[Path]:
         root / groups[""] / "memory.events", root / "memory.events", v1 / groups["memory"] / "memory.oom_control",
         v1 / "memory.oom_control", Path("/proc/vmstat"),
     ]  # fmt: skip
-
-
-def peak_bytes(pid: int) -> int:
-    """The most that a process has held resident, 0 where it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^VmHWM:\s+(\d+) kB", status, flags=re.M)
-    return int(match[1]) * 1024 if match else 0

@@ -49,9 +49,9 @@ def end_with(parent: int) -> None:
     die_with(parent)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies, whatever ends it (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it was gone before
         os._exit(1)
 
@@ -68,16 +68,16 @@ class Growth:
 
     def __init__(self) -> None:
         reset_peak_rss()
-        self._before_bytes = _status_bytes("VmRSS")
+        self._before_bytes = status_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
         """The growth at its highest until now."""
         return max(0, peak_rss_bytes() - self._before_bytes)
 
 
-def peak_rss_bytes() -> int:
-    """The highest resident memory of this process since its start or the last reset (VmHWM of proc(5))."""
-    return _status_bytes("VmHWM")
+def peak_rss_bytes(pid: int | None = None) -> int:
+    """The highest resident memory of a process since its start or the last reset; this one's by default."""
+    return status_bytes("VmHWM", pid)
 
 
 def peak_of_children_bytes() -> int:
@@ -85,6 +85,11 @@ def peak_of_children_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
-def _status_bytes(name: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
+def status_bytes(name: str, pid: int | None = None) -> int:
+    """A size of proc(5), `/proc/PID/status`, this process's by default; 0 where the process is gone."""
+    try:
+        status = Path(f"/proc/{pid or 'self'}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    words = status.partition(f"\n{name}:")[2].split()  # none of a zombie's
+    return int(words[0]) * 1024 if words else 0

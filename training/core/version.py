@@ -29,13 +29,18 @@ PACKAGES = (
     "torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "gguf", "xllamacpp", "numpy",
     "accelerate", "triton", "nvidia-ml-py", "docker",
 )  # fmt: skip
-CUDA_ALONE = ("triton",)
+_CUDA_ALONE = ("triton",)
 """Those that a CPU build of PyTorch comes without."""
 
 
 def packages() -> dict[str, str | None]:
     """The installed version of each package, None where it is missing. Imports none of them."""
     return {name: _version_of(name) for name in PACKAGES}
+
+
+def missing(found: dict[str, str | None], *, on_gpu: bool) -> list[str]:
+    """Which of the packages are missing where training runs on a GPU, or on a CPU."""
+    return sorted(name for name, its in found.items() if its is None and (on_gpu or name not in _CUDA_ALONE))
 
 
 def _version_of(package: str) -> str | None:

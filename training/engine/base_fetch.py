@@ -49,15 +49,15 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
     with store.exclusive(base.folder, KIND):
         if not pin and store.reusable(base.folder, KIND):
             manifest = files.read_manifest(base.folder, KIND)
-            if manifest["pinned"] == base.files:
+            if manifest["pinned"] == base.files:  # else it was made of what was pinned before
                 return Fetched(base, manifest, True)
         files.require_space(base.folder, 3 * 4 * _num_parameters(base), f"the base {name}")
         with files.atomic_folder(base.folder) as folder:
-            base = _fill(folder, base, given)
+            base, manifest = _fill(folder, base, given)
             shutil.rmtree(base.folder, ignore_errors=True)  # the old one stays until the new one is whole
         if pin:
             bases.write_pins(base)
-        return Fetched(base, files.read_manifest(base.folder, KIND), False)
+    return Fetched(base, manifest, False)
 
 
 def _num_parameters(base: Base) -> int:
@@ -67,8 +67,8 @@ def _num_parameters(base: Base) -> int:
         return 0
 
 
-def _fill(folder: Path, base: Base, given: Path | None) -> Base:
-    """Fetch, check, convert and write the manifest; returns the base with its pins."""
+def _fill(folder: Path, base: Base, given: Path | None) -> tuple[Base, dict]:
+    """Fetch, check, convert and write the manifest; returns the base with its pins, and the manifest."""
     source = folder / _SOURCE
     source.mkdir()
     revision = base_source.obtain(base, source, given)
@@ -79,13 +79,13 @@ def _fill(folder: Path, base: Base, given: Path | None) -> Base:
     _require_shape(folder, base)
     tokenizer = huggingface.describe(folder) | {"name": base.name}
     files.write_json(folder / artifact.MANIFEST_IN_CHECKPOINT, tokenizer)
+    weights = {path.name: files.file_record(path) for path in sorted(folder.glob("*.safetensors"))}
     body = {
         "name": base.name, "source": base.source, "revision": base.revision, "licence": base.licence,
-        "pinned": base.files, "weights_sha256": _weights_sha256(folder),
+        "pinned": base.files, "weights_sha256": _weights_sha256(weights),
         "tokenizer": {"name": base.name, "hash": tokenizer["hash"]}, "tool": version.tool(),
     }  # fmt: skip
-    files.write_manifest(folder, KIND, body)
-    return base
+    return base, files.write_manifest(folder, KIND, body, known=weights)
 
 
 def _all_files(folder: Path) -> list[Path]:
@@ -139,5 +139,5 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def _weights_sha256(folder: Path) -> str:
-    return files.sha256_together({path.name: files.sha256_file(path) for path in folder.glob("*.safetensors")})
+def _weights_sha256(weights: dict[str, dict]) -> str:
+    return files.sha256_together({name: record["sha256"] for name, record in weights.items()})

@@ -14,10 +14,10 @@ from training.engine.order import window_rows
 from training.engine.schedule import Plan
 from training.engine.state import Forecast, TrainState
 from training.recipe.model import Recipe
+from training.runs.course import UNLIMITED_STEPS
 
 SPEED_STEPS = 10
 """Steps after which the speed is known."""
-UNLIMITED_STEPS = 10**9
 _FEWEST_SPEED_STEPS, _LATE_SHARE = 2, 0.1
 _WORTH_A_PLAN = 0.02
 """Share of the steps to go by which a forecast must differ before the plan is made again."""

@@ -84,10 +84,10 @@ def write(
         tokenizer.copy_to(partial)
         files.write_json(partial / "recipe.json", recipe_values)
         names = [path.name for path in partial.iterdir()]
-        weights_sha256 = files.sha256_file(partial / weights_file)
-        body = {"run": run.id, "step": step, **origin, "weights_sha256": weights_sha256, "tool": version.tool()}
+        weights = files.file_record(partial / weights_file)
+        body = {"run": run.id, "step": step, **origin, "weights_sha256": weights["sha256"], "tool": version.tool()}
         _write_state(partial / "state", snapshot)
-        files.write_manifest(partial, "checkpoint", body, names)
+        files.write_manifest(partial, "checkpoint", body, names, known={weights_file: weights})
     run.point("latest", step)
     return folder
 

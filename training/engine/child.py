@@ -14,18 +14,15 @@ import sys
 import traceback
 from pathlib import Path
 
-from training.core import log, process
-from training.core.errors import Terminated, TrainyardError, translated
-
-STACKS_FILE = "stacks.log"
+from training.core import log, process, signals
+from training.core.errors import TrainyardError, translated
+from training.runs.folder import STACKS_FILE, RunFolder
 
 
 def main(folder: str, pulse: str, result: str, supervisor: str) -> int:
     """Train the run of a folder and leave what came of it; the exit code is 0 whenever that was left."""
     process.die_with(int(supervisor))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _raise_terminated)
+    signals.raise_terminated()
     log.configure()
     with open(Path(folder) / STACKS_FILE, "a") as stacks:
         faulthandler.enable(stacks)
@@ -41,21 +38,15 @@ def _train(folder: Path, pulse: int) -> dict:
     try:
         from training.engine import launch
         from training.engine.pulse import Pulse
-        from training.runs.folder import RunFolder
 
         return {"summary": launch.train(RunFolder(folder), Pulse(pulse))}
     except KeyboardInterrupt as interrupt:
-        name = interrupt.signal_name if isinstance(interrupt, Terminated) else "SIGINT"
-        return {"interrupted": name, "what": str(interrupt)}
+        return {"interrupted": signals.name_of(interrupt), "what": str(interrupt)}
     except Exception as error:
         known = error if isinstance(error, TrainyardError) else translated(error)
         if known is None:
             log.say(traceback.format_exc())
         return {"error": known.to_json()} if known else {"fault": repr(error)}
-
-
-def _raise_terminated(number: int, _: object) -> None:
-    raise Terminated(signal_name=signal.Signals(number).name)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import platform
 
 import torch
 
-from training.calculator.estimate import Peak
 from training.core.errors import MachineError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,10 +29,6 @@ class Device:
         if self.torch_device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.torch_device)
         return None
-
-    def counted(self, peak: Peak) -> int:
-        """The part of an estimate that the recorded peak can be held against: tensors on a GPU, else the process."""
-        return peak.allocated_bytes if self.torch_device.type == "cuda" else peak.device_bytes
 
 
 def resolve(weights: str) -> Device:

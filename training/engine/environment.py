@@ -7,7 +7,6 @@ knows. What may hold a secret, by its name, is left out.
 import logging
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,8 +73,9 @@ def _settings() -> dict:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    from training.calculator.devices import processor
+
+    return processor()
 
 
 def _memory() -> dict:
@@ -94,7 +94,7 @@ def _gpus() -> dict:
 
 
 def _disk() -> dict:
-    return {"free_bytes": shutil.disk_usage(paths.roots().data).free}
+    return {"free_bytes": files.free_bytes(paths.roots().data)}
 
 
 _PARTS: dict[str, Callable[[], object]] = {

@@ -33,5 +33,5 @@ class Hooks:
         """`pause` or `cancel`, where somebody asked for it."""
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Surround a part of a step: `forward` and `backward` of each micro-batch, and `optimizer_step`."""
+        """Surround `forward` and `backward` of each micro-batch, `optimizer_step`, `validation` or `saving`."""
         return contextlib.nullcontext()

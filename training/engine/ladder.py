@@ -10,9 +10,8 @@ import dataclasses
 
 import torch
 
+from training.core import errors
 from training.recipe.model import Recipe
-
-_WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +53,6 @@ def stand_on(model: torch.nn.Module, rung: Rung) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that there was no memory for a tensor."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+    return isinstance(error, RuntimeError | MemoryError) and errors.is_out_of_memory(error)

@@ -78,6 +78,7 @@ def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tupl
     run = RunFolder.create(recipe.name, {
         "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
         "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
+        # what the recorded peak is held against: the tensors on a GPU, else the whole process
         "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
     })  # fmt: skip
     kept.write(resolved, run.path / "recipe.yaml")
@@ -97,7 +98,7 @@ def resume(run: RunFolder) -> dict:
     A run that is completed is left as it is. Raises UserError where it is still running.
     """
     if run.status() == "completed":
-        return files.read_json(run.path / "summary.json")
+        return run.summary()
     _kept_recipe(run)
     return _in_turn(run)
 

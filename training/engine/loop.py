@@ -81,10 +81,10 @@ class Loop:
 
     # ---- between steps
 
-    def validate(self, state: TrainState) -> Score | None:
-        """Measure the fixed validation rows and keep the best; None where the recipe validates nothing."""
+    def validate(self, state: TrainState) -> None:
+        """Measure the fixed validation rows and keep the best, where the recipe validates anything."""
         if self.validation is None:
-            return None
+            return
         started = time.monotonic()
         objective, rows = self.validation
         with self.hooks.phase("validation"):
@@ -98,7 +98,6 @@ class Loop:
         self.hooks.on_validation(state, score, is_best)
         self._since_validation = time.monotonic()
         self._clock.validation_seconds = self._since_validation - started
-        return score
 
     def _measured(self, objective: Objective, rows: np.ndarray, state: TrainState) -> Score:
         """The score, in smaller batches where memory runs out: its value does not depend on them."""

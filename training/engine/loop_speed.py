@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from training.core import paths
 from training.core.timing import Ratio, best, best_of_both, seconds
 from training.engine import checkpoint, device
 from training.engine.probe import TrainerProbe
@@ -16,7 +17,7 @@ from training.engine.saver import Saver
 from training.recipe.load import load
 from training.runs.folder import RunFolder
 
-_RECIPE = Path("recipes/demo/pretrain-stdlib.yaml")
+_RECIPE = paths.REPOSITORY / "recipes" / "demo" / "pretrain-stdlib.yaml"
 _STEPS_A_SAVE = 10
 _TURNS = 2
 

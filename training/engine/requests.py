@@ -10,8 +10,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core import signals
+
 PAUSE, CANCEL = "pause", "cancel"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _logger = logging.getLogger(__name__)
 
 
@@ -36,18 +37,12 @@ class Requests:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Take the first signal as a request; the next one acts at once."""
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+        before = signals.handlers()
 
         def request(number: int, _frame: object) -> None:
             self.signal = signal.Signals(number).name
-            signal.signal(number, handlers[number])
+            signal.signal(number, before[number])
             _logger.warning("%s: saving after this step; once more stops at once", self.signal)
 
-        for number in handlers:
-            signal.signal(number, request)
-        try:
+        with signals.handled(request):
             yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)

@@ -43,9 +43,10 @@ class Pass:
 
 def recipe_of(method: str, model: str | None = None) -> Resolved:
     """The recipe of a method's pass, over the shape of another model where one is named (a base, or a config.json)."""
-    named = () if model is None else (f"model.{'config' if model.endswith('.json') else 'base'}={model}",)
-    other = ("model.config=null",) if named and named[0].startswith("model.base") else ()
-    return load(RECIPE, [*METHODS[method], *named, *other])
+    named: tuple[str, ...] = ()
+    if model is not None:
+        named = (f"model.config={model}",) if model.endswith(".json") else (f"model.base={model}", "model.config=null")
+    return load(RECIPE, [*METHODS[method], *named])
 
 
 def run(method: str, device: torch.device, model: str | None = None) -> Pass:

@@ -24,6 +24,7 @@ from training.core import files, paths
 from training.core.timing import Ratio, best
 from training.data.stdlib import StandardLibrary
 from training.recipe import bases
+from training.runs.events import read_events
 
 _BASE = "smollm2-135m-instruct"
 _TEXT_BYTES = 3 << 20
@@ -114,10 +115,8 @@ class _Place:
     def ours(self, recipe: Path) -> _Seen:
         """Train the recipe by the command, as anybody does."""
         begun = time.time()
-        done = self._command("train", "--config", str(recipe), "--json")
-        summary = json.loads(done)
-        events = [json.loads(line) for line in (Path(summary["folder"]) / "events.jsonl").read_text().splitlines()]
-        steps = [event for event in events if event["event"] == "step"]
+        summary = json.loads(self._command("train", "--config", str(recipe), "--json"))
+        steps = list(read_events(Path(summary["folder"]), "step"))
         return _Seen(
             steps[-1]["time"] - steps[0]["time"], [step["train/loss_nats"] for step in steps], summary["peak_bytes"],
             steps[0]["time"] - begun,

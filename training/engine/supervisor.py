@@ -1,9 +1,9 @@
 """The engine in a process of its own, watched: what it says, how long it is silent, and what it died of.
 
 Invariants: signals reach the engine once, through here (it has a process group of its own); it never outlives this
-process. A main thread that is silent for longer than its stage
-allows has its stacks written to the run's `stacks.log`, is ended, and is started again from the last checkpoint, at
-most `MAX_RESTARTS` times. torch is imported in the engine alone.
+process. A main thread that is silent for longer than its stage allows has its stacks written to the run's `stacks.log`,
+is ended, and is started again from the last checkpoint, at most `MAX_RESTARTS` times. torch is imported in the engine
+alone.
 """
 
 import contextlib
@@ -15,22 +15,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
-from training.core import errors, memory_kills
-from training.core.errors import RunError, Terminated
+from training.core import errors, memory_kills, process, signals
+from training.core.errors import RunError
 from training.core.report import make_command
 from training.core.units import format_bytes, format_seconds
-from training.engine.child import STACKS_FILE
 from training.engine.pulse import Beat, Pulse
 from training.runs.events import EventLog
-from training.runs.folder import RunFolder
+from training.runs.folder import STACKS_FILE, RunFolder
 
 ENGINE = (sys.executable, "-m", "training.engine.child")
 MAX_RESTARTS = 2
 _POLL_SECONDS = 1.0
 _STACKS_SECONDS = 3.0
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _logger = logging.getLogger(__name__)
 
 
@@ -114,7 +111,7 @@ class _Engine:
     def watched(self, limits: Limits) -> End:
         """Wait for the process's end, passing signals on, and end it where it is silent for too long."""
         silent = None
-        with self._forwarding():
+        with signals.handled(self._forward):
             self._start()
             watched_since = looked = time.monotonic()
             while not self._has_ended(_POLL_SECONDS):
@@ -123,7 +120,7 @@ class _Engine:
                     watched_since = now
                 looked = now
                 beat = self.pulse.last()
-                self._peak_bytes = max(self._peak_bytes, memory_kills.peak_bytes(self._process.pid))
+                self._peak_bytes = max(self._peak_bytes, process.peak_rss_bytes(self._process.pid))
                 if (waited := now - max(beat.at, watched_since)) > limits.of(beat):
                     silent = waited
                     self._end_silent(beat, waited)
@@ -150,25 +147,12 @@ class _Engine:
             self._process.kill()
             self._process.wait()
 
-    @contextlib.contextmanager
-    def _forwarding(self) -> Iterator[None]:
-        """Pass signals on: the first lets the engine save, a second one stops it at once, a third one kills it."""
-
-        def forward(number: int, _frame: object) -> None:
-            self.signalled = signal.Signals(number).name
-            self._num_signals += 1
-            if self._process is not None:
-                self._process.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
-
-        before = {number: signal.getsignal(number) for number in _FORWARDED}
-        before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-        for number in before:
-            signal.signal(number, forward)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _forward(self, number: int, _frame: object) -> None:
+        """Pass a signal on: the first lets the engine save, a second one stops it at once, a third one kills it."""
+        self.signalled = signal.Signals(number).name
+        self._num_signals += 1
+        if self._process is not None:
+            self._process.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
 
     def _document(self) -> dict:
         try:
@@ -214,7 +198,7 @@ def _outcome(run: RunFolder, end: End) -> dict:
 def _error(run: RunFolder, end: End) -> BaseException:
     if name := end.document.get("interrupted") or (end.signalled if not end.document else None):
         what = end.document.get("what") or f"next: {make_command('resume', RUN=run.id)}"
-        return KeyboardInterrupt(what) if name == "SIGINT" else Terminated(what, signal_name=name)
+        return signals.interruption(name, what)
     if "error" in end.document:
         return errors.from_json(end.document["error"])
     if "fault" in end.document:

@@ -72,8 +72,7 @@ def require(resolved: Resolved) -> None:
 def require_dataset(recipe: Recipe, dataset: Dataset) -> None:
     """Raise UserError where the data set has not what the recipe trains and validates on."""
     registry.of(recipe.method).require_dataset(recipe, dataset)
-    validates = recipe.evaluate.every_steps or recipe.evaluate.every_minutes
-    for split in ("train", *(["validation"] if validates else [])):
+    for split in ("train", "validation") if recipe.evaluate.is_wanted else ("train",):
         if split not in dataset.splits:
             raise UserError(
                 f"the data set has no {split} split",

@@ -11,8 +11,8 @@ import shutil
 import numpy as np
 import torch
 
-from training.core import files, process
-from training.core.errors import IntegrityError, RunError, Terminated
+from training.core import files, process, signals
+from training.core.errors import IntegrityError, RunError
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
 from training.engine import (
@@ -36,8 +36,9 @@ from training.engine.state import TrainState
 from training.objectives import registry
 from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
+from training.runs.course import UNLIMITED_STEPS
 from training.runs.events import EventLog, read_events
-from training.runs.folder import RunFolder, step_name
+from training.runs.folder import SUMMARY_FILE, RunFolder, step_name
 
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class Trainer(Hooks):
         if reason == "cancelled":
             what = f"cancelled at step {state.step}; the checkpoints before it are in {self.folder.checkpoints}"
         name = self._requests.signal or f"the file {CANCEL if reason == 'cancelled' else PAUSE}"
-        raise KeyboardInterrupt(what) if name == "SIGINT" else Terminated(what, signal_name=name)
+        raise signals.interruption(name, what)
 
     def _state(self, num_rows: int) -> TrainState:
         """The state of the newest checkpoint, loaded; else that of a fresh run."""
@@ -148,7 +149,7 @@ class Trainer(Hooks):
 
     def _validation_rows(self) -> tuple[Objective, np.ndarray] | None:
         """The fixed draw of validation rows; it depends on the evaluation seed alone."""
-        if not (self.recipe.evaluate.every_steps or self.recipe.evaluate.every_minutes):
+        if not self.recipe.evaluate.is_wanted:
             return None
         rows = rows_of(self.inputs, "validation", self.recipe)
         count = min(self.recipe.evaluate.records, rows.num_rows)
@@ -177,7 +178,7 @@ class Trainer(Hooks):
         self._stepped_tokens += result.score.num_tokens
         self._stepped_seconds += result.seconds
         speed = self._stepped_tokens / self._stepped_seconds
-        peak = self.device.peak_bytes() or process.peak_rss_bytes()
+        peak = self._peak_bytes()
         self.events.write(
             "step", state.step, **{
                 "train/loss_nats": result.score.loss_nats, "train/bits_per_byte": result.score.bits_per_byte,
@@ -207,10 +208,12 @@ class Trainer(Hooks):
         self.events.write(event, state.step, **values)
         self.progress.write(f"step {state.step}: {told}")
 
+    def _peak_bytes(self) -> int:
+        return self.device.peak_bytes() or process.peak_rss_bytes()
+
     def _memory(self) -> dict[str, int]:
         """The peak so far beside what was estimated."""
-        peak = self.device.peak_bytes() or process.peak_rss_bytes()
-        return {"peak_bytes": peak, "estimate_bytes": self.folder.record()["estimate_bytes"]}
+        return {"peak_bytes": self._peak_bytes(), "estimate_bytes": self.folder.record()["estimate_bytes"]}
 
     def save(self, state: TrainState) -> None:
         self._saver.wait()
@@ -265,7 +268,7 @@ class Trainer(Hooks):
             "best_checkpoint": best.name if best else None, "last_checkpoint": step_name(state.step),
             **self._memory(),
         }  # fmt: skip
-        files.write_json(self.folder.path / "summary.json", summary)
+        files.write_json(self.folder.path / SUMMARY_FILE, summary)
         self.folder.update(status="completed")
         self.events.write("end", state.step, reason=state.stop_reason)
         _logger.info(
@@ -288,4 +291,4 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
 
 def _shown(state: TrainState) -> int | None:
     """The steps that a bar counts to; None while only the clock will tell."""
-    return None if state.plan.total_steps == budget.UNLIMITED_STEPS else state.plan.total_steps
+    return None if state.plan.total_steps == UNLIMITED_STEPS else state.plan.total_steps

@@ -63,14 +63,13 @@ class Base:
 
         Raises UserError where it is not there, IntegrityError where it is not what is pinned.
         """
-        again = f"make base-fetch BASE={self.name}"
         self.require_folder()
         manifest = verify(self.folder, KIND)
         if manifest["pinned"] != self.files:
             raise IntegrityError(
                 "the base was made of other files than are pinned", where=self.folder / files.MANIFEST,
                 found=_told(manifest["pinned"]), expected=f"{_told(self.files)}, as {show(FILE)} has it",
-                next_command=again,
+                next_command=f"make base-fetch BASE={self.name}",
             )  # fmt: skip
         return manifest
 

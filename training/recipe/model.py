@@ -126,6 +126,11 @@ class Evaluate:
     every_minutes: float | None
     records: int
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is validated."""
+        return bool(self.every_steps or self.every_minutes)
+
 
 _SECTIONS = {
     "model": Model, "tokenizer": TokenizerChoice, "data": Data, "memory": Memory, "optimizer": Optimizer,
@@ -151,11 +156,6 @@ class Recipe:
     checkpoint: Checkpoint
     evaluate: Evaluate
     sections: dict[str, dict]  # the sections that methods bring themselves, as plain values
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step on one device: micro-batches times their tokens."""
-        return self.batch.accumulate * self.data.micro_batch * self.data.seq_len
 
     @classmethod
     def build(cls, values: dict, config_path: Path | None = None) -> "Recipe":

@@ -4,7 +4,6 @@ The command's own messages and report block go straight to stderr. A signal to t
 child is waited for; if this process is killed the child is told to end, so that nothing is left running.
 """
 
-import ctypes
 import json
 import os
 import shlex
@@ -13,11 +12,10 @@ import subprocess
 import sys
 import time
 
+from training.core import process
 from training.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from training.core.log import say
 from training.core.report import PROGRAM
-
-_PR_SET_PDEATHSIG = 1
 
 
 class StepFailed(TrainyardError):
@@ -39,11 +37,6 @@ def options(*pairs: tuple[str, object]) -> list[str]:
     return [part for name, value in pairs if value is not None for part in (name, str(value))]
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent ends, whatever ends it (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     """Run one command with `--json`; returns its document and its seconds. Raises StepFailed or KeyboardInterrupt."""
     command = [sys.executable, "-m", "training", *arguments, "--json"]
@@ -52,9 +45,11 @@ def run_step(title: str, arguments: list[str]) -> tuple[dict, float]:
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS")}
     environment["RUNTIME"] = "local"  # what RUNTIME says is for a person's own runs and services
     # A process group of its own: a Ctrl-C at the terminal reaches the child once, through us.
+    parent = os.getpid()
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=environment, process_group=0, preexec_fn=_die_with_parent
-    )
+        command, stdout=subprocess.PIPE, env=environment, process_group=0,
+        preexec_fn=lambda: process.die_with(parent, signal.SIGTERM),
+    )  # fmt: skip
     output, was_interrupted = _wait(child)
     # One that is told in its first moments dies of the signal itself, and one in its last may still end well.
     if was_interrupted or child.returncode == INTERRUPTED_EXIT_CODE:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from training.runs.events import EVENTS_FILE, parse_line
 
+UNLIMITED_STEPS = 10**9
+"""A plan of so many steps has no end but the clock's."""
 MAX_POINTS = 4096
 _MAX_EVENTS = 1000
 _BLOCK_BYTES = 8 << 20

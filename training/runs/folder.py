@@ -16,6 +16,8 @@ from training.core import files, locks, paths
 from training.core.errors import IntegrityError, MachineError, UserError
 
 RUN_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+STACKS_FILE = "stacks.log"
 LOCK_FILE = "lock.json"
 CHECKPOINTS = "checkpoints"
 STATE_KIND = "checkpoint-state"
@@ -87,11 +89,13 @@ class RunFolder:
             )  # fmt: skip
         return record
 
-    def update(self, **changes: object) -> dict:
+    def summary(self) -> dict:
+        """What came of a completed run. Raises IntegrityError where there is no summary."""
+        return files.read_json(self.path / SUMMARY_FILE)
+
+    def update(self, **changes: object) -> None:
         """Replace keys of `run.json` in one step."""
-        record = self.record() | changes
-        files.write_json(self.path / RUN_FILE, record)
-        return record
+        files.write_json(self.path / RUN_FILE, self.record() | changes)
 
     def status(self) -> str:
         """The status word; a run whose process is gone without a word is `lost`, and is written down as such."""

@@ -6,14 +6,10 @@ A run whose record is damaged is told as such and hides no other one.
 import time
 from dataclasses import dataclass
 
-from training.core import files
 from training.core.errors import IntegrityError
 from training.runs import course as courses
-from training.runs.course import Course
+from training.runs.course import UNLIMITED_STEPS, Course
 from training.runs.folder import RunFolder
-
-UNLIMITED_STEPS = 10**9
-"""A plan of so many steps has no end but the clock's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def of(run: RunFolder) -> Overview:
     """Read a run. Raises IntegrityError where its record is damaged."""
     record = run.record()
     try:
-        summary = files.read_json(run.path / "summary.json") if record["status"] == "completed" else {}
+        summary = run.summary() if record["status"] == "completed" else {}
     except IntegrityError:
         summary = {}
     return Overview(run, run.status(), record, summary, courses.read(run.path))

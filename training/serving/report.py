@@ -5,8 +5,8 @@ No home folder and no host name stands in it. A part that was not reached is nul
 
 from pathlib import Path
 
-from training.core import files, paths, version
-from training.core.errors import INTERRUPTED_EXIT_CODE, Terminated, TrainyardError
+from training.core import files, paths, signals, version
+from training.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from training.core.log import say
 from training.core.report import utc_stamp
 from training.core.units import format_seconds
@@ -39,7 +39,7 @@ def close(document: dict, error: BaseException | None) -> None:
     if error is None:
         document |= {"verdict": "PASS", "exit_code": 0}
     elif isinstance(error, KeyboardInterrupt):
-        name = error.signal_name if isinstance(error, Terminated) else "SIGINT"
+        name = signals.name_of(error)
         document |= {"verdict": "INTERRUPTED", "exit_code": INTERRUPTED_EXIT_CODE}
         document["error"] = {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": f"stopped by {name}"}
     else:

@@ -11,9 +11,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from training.core.errors import Terminated
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from training.core import signals
 
 
 class Deferred:
@@ -23,17 +21,14 @@ class Deferred:
         self.pending: signal.Signals | None = None
         self._raises = False
         self._has_raised = False
-        self._before: dict[signal.Signals, object] = {}
+        self._handled = signals.handled(self._take)
 
     def __enter__(self) -> "Deferred":
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` stays in force
-                self._before[number] = signal.signal(number, self._take)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.__exit__(None, None, None)
         if kind is None:
             self.check()
 
@@ -51,7 +46,7 @@ class Deferred:
         """Raise KeyboardInterrupt or Terminated where a signal has come, once: a second does not break the clean-up."""
         if self.pending and not self._has_raised:
             self._has_raised = True
-            raise KeyboardInterrupt if self.pending == signal.SIGINT else Terminated(signal_name=self.pending.name)
+            raise signals.interruption(self.pending.name)
 
     def _take(self, number: int, _: FrameType | None) -> None:
         self.pending = self.pending or signal.Signals(number)
