@@ -12,7 +12,6 @@ from training.export.checkpoint import open_checkpoint
 from training.export.probes import Prompt
 
 IDS = [0, *range(7, 400, 9)]
-NAMES = {"phi3": "phi-three"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
