@@ -55,6 +55,14 @@ def architecture_of(source: Path, name: str) -> str | None:
     return None
 
 
+def tensor_names(architecture: str, num_layers: int):
+    """llama.cpp's map from the names that weights have elsewhere to those in a GGUF: a `gguf.TensorNameMap`."""
+    import gguf
+
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], num_layers)
+
+
 def _registered(node: ast.ClassDef) -> set[str]:
     calls = (one for one in node.decorator_list if isinstance(one, ast.Call))
     return {part.value for call in calls for part in call.args if isinstance(part, ast.Constant)}
