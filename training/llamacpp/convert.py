@@ -22,7 +22,6 @@ _STAGED = "model"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "chat_template.jinja")
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OMP_NUM_THREADS")
-_LAST_LINES = 8
 
 
 def architectures(source: Path) -> frozenset[str]:
@@ -139,11 +138,10 @@ class Conversion:
     def wait(self) -> None:
         """Wait for the end. Raises RunError with the converter's last lines where it failed."""
         if self._process.wait() != 0:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
             raise RunError(
                 "the converter failed",
                 where="llama.cpp convert_hf_to_gguf.py",
-                found=f"status {self._process.returncode}; its last lines:\n" + "\n".join(lines[-_LAST_LINES:]),
+                found=f"status {self._process.returncode}; its last lines:\n{sources.last_lines(self._log)}",
                 expected="a GGUF file",
             )
 
