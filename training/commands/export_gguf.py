@@ -87,6 +87,7 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
     from training.export import merge
 
     if args.dry_run:
+        merge.require_adapter(checkpoint)
         size = format_bytes(merge.num_bytes(checkpoint, cast=True))
         return _previewed(report, {merge.folder_of(name): f"would hold the merged model, {size}"})
     made = merge.standalone(checkpoint, name, force=args.force)
@@ -102,10 +103,16 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
 
 def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) -> dict:
     from training.core import paths
+    from training.core.errors import UserError
     from training.export import adapter_gguf
 
-    [quant] = _quants(args.quant or "F16", adapter_gguf.QUANTS)[:1]
+    quant, *more = _quants(args.quant or "F16", adapter_gguf.QUANTS)
+    if more:
+        raise UserError(
+            "an adapter is written in one type at a time", where="--quant", found=args.quant, expected=quant
+        )
     if args.dry_run:
+        adapter_gguf.check(checkpoint)
         target = adapter_gguf.path_of(name, quant)
         return _previewed(report, {target: f"would be the adapter in {quant}, served beside its base"})
     output = adapter_gguf.export(checkpoint, quant, name=name, force=args.force)

@@ -7,6 +7,7 @@ and for whether they are numbers; nothing is loaded. Whether the parts fit each 
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ class Checkpoint:
         rows = self.tensors[adapters.EMBEDDING].shape[0] if adapters.EMBEDDING in self.tensors else None
         return config | {
             "vocab_size": rows or config["vocab_size"],
-            "tie_word_embeddings": self.tensors.is_tied if self.tensors.was_tied else False,
+            "tie_word_embeddings": self.tensors.is_tied,
         }
 
     @cached_property
@@ -131,13 +132,7 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        total = 0
-        for shape in self.shapes.values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(map(prod, self.shapes.values()))
 
     def input_hashes(self) -> dict:
         """The hash of everything of the checkpoint that enters a GGUF's bytes."""
@@ -174,7 +169,7 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
         return _plain(path.absolute(), tokenizer)
     folder = runs.resolve_checkpoint(reference).absolute()
     is_delta = files.read_json(folder / files.MANIFEST).get("kind") == DELTA
-    manifest, wrong = _verified(folder, DELTA if is_delta else KIND)
+    manifest, wrong = verified(folder, DELTA if is_delta else KIND)
     origin = {key: manifest.get(key) for key in _ORIGIN}
     if is_delta:
         origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
@@ -185,7 +180,7 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     return _with_tokenizer(beside, place, origin, adapters.open_adapter(folder), wrong + more_wrong)
 
 
-def _verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
+def verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
     """Hold every file of a folder against its manifest; returns it, with the tensors that hold no numbers."""
     manifest, wrong = files.read_manifest(folder, kind), []
     for name, record in manifest["files"].items():
@@ -193,11 +188,7 @@ def _verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
             files.verify_file(folder / name, record)
             continue
         digest, problem = weights.open_file(folder / name).sweep()
-        if digest != record["sha256"]:
-            raise IntegrityError(
-                "a file's bytes have changed", where=folder / name, found=f"sha256 {files.short(digest)}",
-                expected=f"sha256 {files.short(record['sha256'])}",
-            )  # fmt: skip
+        files.require_digest(folder / name, digest, record)
         wrong += [problem] if problem else []
     return manifest, tuple(wrong)
 
@@ -214,7 +205,7 @@ def _fetched(name: str) -> tuple[dict, NotFinite]:
     wrong: list[tuple[str, str]] = []
 
     def verify(folder: Path, kind: str) -> dict:
-        manifest, found = _verified(folder, kind)
+        manifest, found = verified(folder, kind)
         wrong.extend(found)
         return manifest
 
@@ -272,17 +263,20 @@ def _plain_adapter(folder: Path, tokenizer: str | None, base: str | None) -> Che
             next_command=f'make export-gguf CHECKPOINT={folder} ARGS="--base DIR"',
         )  # fmt: skip
     weights_sha256, more_wrong = _swept(folder)
-    own = (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file()
-    place = _tokenizer_folder(folder if own else base_folder, tokenizer)
+    place = _tokenizer_folder(folder if _has_tokenizer(folder) else base_folder, tokenizer)
     origin = dict.fromkeys(_ORIGIN) | {"method": "lora", "base": record, "weights_sha256": weights_sha256}
     return _with_tokenizer(base_folder, place, origin, beside, wrong + more_wrong)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file()
 
 
 def _tokenizer_folder(folder: Path, tokenizer: str | None) -> Path:
     if tokenizer is not None:
         plain = (Path(tokenizer) / artifact.TOKENIZER).is_file()
         return Path(tokenizer).absolute() if plain else artifact.resolve(tokenizer).absolute()
-    if (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file():
+    if _has_tokenizer(folder):
         return folder
     raise UserError(
         "the checkpoint holds weights only",

@@ -200,7 +200,6 @@ class _Work:
 
     def _convert(self, workspace: Path) -> tuple[dict[str, Path], "proof.Proof"]:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
-        checks.check_finite(checkpoint)
         if checkpoint.adapter is not None:
             folder = workspace / "merged"
             merge.write(checkpoint, folder, cast=False)
