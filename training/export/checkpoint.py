@@ -5,6 +5,7 @@ Face folder (config.json, safetensors, tokenizer) or adapter the hashes are take
 and for whether they are numbers; nothing is loaded. Whether the parts fit each other is `checks`' business.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 KIND, DELTA = "checkpoint", "delta"
 CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
+_NUMBER = re.compile(r"\.(\d+)\.")
 NotFinite = tuple[tuple[str, str], ...]
 """Where values are no numbers, and how many."""
 _EXAMPLE = "make export-gguf CHECKPOINT=run-id"
@@ -86,6 +88,11 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor by name, in the files' order."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def num_layers(self) -> int:
+        """How many blocks there are, by the numbers in the tensors' names; configurations have many words for it."""
+        return 1 + max((int(match[1]) for name in self.shapes if (match := _NUMBER.search(name))), default=-1)
 
     @cached_property
     def chat_template(self) -> str | None:

@@ -80,7 +80,7 @@ def of_training_data(checkpoint: Checkpoint, architecture: str, path: Path) -> d
     texts = probes.draw_texts(checkpoint.origin["dataset"], "train", NUM_TEXTS)
     longest = min(MAX_TOKENS, checkpoint.config.get("max_position_embeddings", MAX_TOKENS))
     rows = [ids[:longest] for ids in (checkpoint.encoder.encode(text).ids for text in texts.documents) if ids]
-    counted = Importance(architecture, checkpoint.config["num_hidden_layers"])
+    counted = Importance(architecture, checkpoint.num_layers)
     reference.watch(checkpoint, rows, counted)
     counted.write(path, texts.origin)
     return {

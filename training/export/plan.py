@@ -1,7 +1,7 @@
 """What a GGUF will be, told from shapes before a byte is written: the type of every tensor, and the file's size.
 
 Owns the rules by which the pinned converter and quantiser choose types: a row that a type's blocks do not divide falls
-back to another type. The file is held against the plan afterwards, so that a rule which has changed is seen.
+back to another type. The file's size is held against the plan afterwards, so that a rule which has changed is seen.
 Source: llama.cpp `conversion/base.py`, `prepare_tensors`; `src/llama-quant.cpp`, `llama_tensor_get_type_impl` and
 `tensor_type_fallback`.
 """
@@ -53,11 +53,10 @@ class Plan:
 def make(checkpoint: Checkpoint, quant: str, architecture: str) -> Plan:
     """The plan of one file."""
     shapes = _gguf_shapes(checkpoint, architecture)
-    num_layers = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)
     is_tied = "output.weight" not in shapes
     types, fallbacks = {}, {}
     for name, shape in shapes.items():
-        types[name], fell = _type(name, shape, quant, num_layers, is_tied)
+        types[name], fell = _type(name, shape, quant, checkpoint.num_layers, is_tied)
         if fell:
             fallbacks[name] = types[name]
     data = sum(_padded(num_bytes(shapes[name], kind)) for name, kind in types.items())
@@ -66,7 +65,7 @@ def make(checkpoint: Checkpoint, quant: str, architecture: str) -> Plan:
 
 def _gguf_shapes(checkpoint: Checkpoint, architecture: str) -> dict[str, tuple[int, ...]]:
     """The shapes by the names in the file, rows last as in the weights' own files."""
-    names = convert.tensor_names(architecture, checkpoint.config["num_hidden_layers"])
+    names = convert.tensor_names(architecture, checkpoint.num_layers)
     found = {}
     for name, shape in checkpoint.shapes.items():
         is_second = name == "lm_head.weight" and checkpoint.config.get("tie_word_embeddings") and _ties(architecture)
