@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.export.tiny_checkpoint import dataset_files, train_tokenizer, write_artifact, write_model
+from tests.export.tiny_checkpoint import BASE, dataset_files, train_tokenizer, write_artifact, write_model
 from training.core import files, paths
 from training.core.errors import TrainyardError
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.llamacpp import source
+from training.recipe import bases
 
 REAL_CACHE = paths.roots().cache
 
@@ -37,6 +38,20 @@ def make_folder(tmp_path: Path, tokenizer_files: Path):
 @pytest.fixture
 def plain(make_folder) -> Checkpoint:
     return open_checkpoint(str(make_folder()))
+
+
+@pytest.fixture
+def base(own_roots: Path, tokenizer_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pinned and fetched base of the test's own."""
+    folder = write_model(paths.roots().bases / BASE)
+    for file in tokenizer_files.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    digest = files.sha256_file(folder / "model.safetensors")
+    pins = {"model.safetensors": digest}
+    files.write_manifest(folder, bases.KIND, {"name": BASE, "revision": "1", "weights_sha256": digest, "pinned": pins})
+    known = {BASE: bases.Base(BASE, "folder:x", "1", "MIT", pins, {})}
+    monkeypatch.setattr(bases, "load", lambda path=None: known)
+    return folder
 
 
 @pytest.fixture(scope="session")

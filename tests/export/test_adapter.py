@@ -11,7 +11,8 @@ from safetensors.torch import save_file as save_torch
 
 from tests.export.tiny_adapter import ALPHA, RANK, logits_by_peft, logits_of_folder, write_adapter
 from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, write_model
-from training.core import files
+from training.cli import main
+from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.export import merge, reference, weights
 from training.export.adapter import MergedTensor, Pair
@@ -194,6 +195,24 @@ def test_factors_of_another_width_are_refused(make_adapter, make_folder, tmp_pat
 def test_a_whole_model_has_nothing_to_merge(plain: Checkpoint):
     with pytest.raises(UserError, match="nothing to merge"):
         merge.standalone(plain, "tiny")
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_a_dry_run_refuses_what_the_run_would(plain: Checkpoint, form: str):
+    assert main(["export-gguf", str(plain.folder), "--format", form, "--dry-run"]) == 2
+
+
+@pytest.mark.parametrize("options", [["adapter", "--sign", "key"], ["merged", "--quant", "F16"]])
+def test_an_option_that_would_do_nothing_is_refused(plain: Checkpoint, capsys, options: list[str]):
+    assert main(["export-gguf", str(plain.folder), "--format", *options]) == 2
+    assert options[1] in capsys.readouterr().err and not paths.roots().trained.exists()
+
+
+def test_a_weight_that_is_no_number_is_not_merged(make_adapter):
+    copies = _copies(HEAD)
+    copies[f"base_model.model.{HEAD}"][3, 5] = np.nan
+    with pytest.raises(IntegrityError, match="no number"):
+        merge.standalone(make_adapter(extra=copies, modules_to_save=["lm_head"]), "tiny")
 
 
 # ---- a folder of its own

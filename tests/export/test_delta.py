@@ -8,29 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.export.tiny_adapter import write_adapter
-from tests.export.tiny_checkpoint import write_model
+from tests.export.tiny_checkpoint import BASE
 from training.cli import main
-from training.core import files, paths
+from training.core import paths
 from training.core.errors import IntegrityError, UserError
 from training.export import delta
 from training.export.checkpoint import Checkpoint, open_checkpoint
-from training.recipe import bases
-
-BASE = "tiny-base"
-
-
-@pytest.fixture
-def base(own_roots: Path, tokenizer_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pinned and fetched base of the test's own."""
-    folder = write_model(paths.roots().bases / BASE)
-    for file in tokenizer_files.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    digest = files.sha256_file(folder / "model.safetensors")
-    pins = {"model.safetensors": digest}
-    files.write_manifest(folder, bases.KIND, {"name": BASE, "revision": "1", "weights_sha256": digest, "pinned": pins})
-    known = {BASE: bases.Base(BASE, "folder:x", "1", "MIT", pins, {})}
-    monkeypatch.setattr(bases, "load", lambda path=None: known)
-    return folder
 
 
 @pytest.fixture
@@ -45,7 +28,7 @@ def archive(adapter: Checkpoint) -> Path:
 
 
 def _rewritten(archive: Path, target: Path, **changes: object) -> Path:
-    """A copy with entries replaced, added or (None) left out; `name=(bytes, ZipInfo changes)`."""
+    """A copy with entries replaced, added or (None) left out."""
     with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
         entries = {info.filename: old.read(info) for info in old.infolist()} | changes
         for name, data in entries.items():

@@ -37,7 +37,7 @@ def test_facts_are_those_of_the_file(tmp_path: Path):
     assert (facts.architecture, facts.vocab_size, facts.context_length, facts.parameters) == ("llama", 3, 64, 103)
     assert facts.tensor_types == {"F16": 1, "F32": 1}
     assert (facts.pre_tokenizer, facts.add_bos, facts.bos_id, facts.eos_id) == ("llama-bpe", True, 0, None)
-    assert facts.chat_template is None and not facts.has_output
+    assert facts.chat_template is None and "output.weight" not in facts.tensor_names
 
 
 def test_tensor_hash_is_over_name_type_shape_and_data_in_file_order(tmp_path: Path):

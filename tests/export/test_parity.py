@@ -35,8 +35,8 @@ def test_gap_and_divergence_have_the_values_of_their_definitions():
     reference = np.log(np.array([[0.5, 0.25, 0.125, 0.0625, 0.0625]] * 2, np.float32))
     served = np.log(np.array([[0.25, 0.5, 0.125, 0.0625, 0.0625]] * 2, np.float32))
     comparison = Comparison([[1], [1, 2]], reference, served)
-    assert parity._gaps(comparison).max() == pytest.approx(np.log(2), rel=1e-6)
-    assert parity._divergence(comparison) == pytest.approx([0.25 * np.log(2)] * 2, rel=1e-6)
+    assert comparison.gaps_N5.max() == pytest.approx(np.log(2), rel=1e-6)
+    assert comparison.divergence_N == pytest.approx([0.25 * np.log(2)] * 2, rel=1e-6)
 
 
 def test_tokens_not_asked_for_count_as_one():
@@ -44,7 +44,7 @@ def test_tokens_not_asked_for_count_as_one():
     served = np.log(np.array([[0.5, 0.3, 0.1, 0.1]], np.float32))
     served[0, 2:] = np.nan
     expected = 0.6 * np.log(0.6 / 0.5) + 0.2 * np.log(0.2 / 0.3) + 0.2 * np.log(0.2 / 0.2)
-    assert parity._divergence(Comparison([[1]], reference, served)) == pytest.approx([expected], rel=1e-5)
+    assert Comparison([[1]], reference, served).divergence_N == pytest.approx([expected], rel=1e-5)
 
 
 def test_one_position_over_the_limit_fails_and_is_named():

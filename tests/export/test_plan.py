@@ -50,3 +50,16 @@ def test_a_fallback_is_refused_if_asked(plain: Checkpoint, monkeypatch: pytest.M
         export.require_no_fallback(plain, ["Q8_0", "Q4_K_M"], chosen)
     assert "Q8_0" in refusal.value.next_command
     assert "rows that the blocks do not divide" in plan.make(plain, "Q4_K_M", "llama").text()
+
+
+def test_an_architecture_whose_tensors_are_not_named_is_refused(plain: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(convert, "architecture_of", lambda folder, name: None)
+    with pytest.raises(UserError, match="of this architecture"):
+        export.require_no_fallback(plain, ["F16"], LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True))
+
+
+def test_layers_are_counted_in_the_weights(plain: Checkpoint):
+    """GPT-2 has no num_hidden_layers in its configuration."""
+    planned = plan.make(plain, "F16", "llama")
+    assert plain.num_layers == plain.config.pop("num_hidden_layers") == 2
+    assert plan.make(plain, "F16", "llama") == planned

@@ -5,27 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.export.tiny_adapter import write_adapter
-from tests.export.tiny_checkpoint import edit_json, write_model
-from training.core import files, paths
+from tests.export.tiny_checkpoint import BASE, edit_json
+from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.export import chain
 from training.export.checkpoint import open_checkpoint
-from training.recipe import bases
-
-BASE = "tiny-base"
-
-
-@pytest.fixture
-def base(own_roots: Path, tokenizer_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pinned and fetched base of the test's own."""
-    folder = write_model(paths.roots().bases / BASE)
-    for file in tokenizer_files.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    digest = files.sha256_file(folder / "model.safetensors")
-    pins = {"model.safetensors": digest}
-    files.write_manifest(folder, bases.KIND, {"name": BASE, "revision": "1", "weights_sha256": digest, "pinned": pins})
-    monkeypatch.setattr(bases, "load", lambda path=None: {BASE: bases.Base(BASE, "folder:x", "1", "MIT", pins, {})})
-    return folder
 
 
 @pytest.fixture

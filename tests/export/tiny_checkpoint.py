@@ -11,6 +11,7 @@ from training.tokenizer import pretokenizers
 
 ENTRIES, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 512, 64, 128, 2, 4, 2, 256
 SPECIALS = ("<|bos|>", "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+BASE = "tiny-base"
 
 
 def text_with_numbers(lines: int = 400) -> list[str]:

@@ -7,6 +7,7 @@ from training.core.report import Report
 SUMMARY = "export a checkpoint to GGUF, proved against PyTorch"
 EXAMPLE = 'make export-gguf CHECKPOINT=20261129-214358-demo-1a2b ARGS="--quant F16,Q8_0"'
 CONTAINER = "export"
+_WHOLE_GGUF_ALONE = ("importance", "no_fallback", "ollama", "llama_cpp", "allow_unpinned", "sign")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.export import export
     from training.llamacpp import source
 
+    _refuse_what_has_no_effect(args)
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, args.tokenizer, args.base)
     name = args.name or export.default_name(checkpoint)
     if args.format == "merged":
@@ -55,6 +57,18 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     document = _exported(report, outputs)
     _sign_and_register(args, report, outputs)
     return document
+
+
+def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
+    """Raise UserError for options that the format would pass over in silence."""
+    from training.core.errors import UserError
+
+    names = {"gguf": (), "adapter": _WHOLE_GGUF_ALONE, "merged": (*_WHOLE_GGUF_ALONE, "quant")}[args.format]
+    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]:
+        raise UserError(
+            "an option that this format does not have", where=f"--format {args.format}", found=", ".join(given),
+            expected="the command without it, or --format gguf",
+        )  # fmt: skip
 
 
 def _sign_and_register(args: argparse.Namespace, report: Report, outputs: list) -> None:
@@ -87,6 +101,7 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
     from training.export import merge
 
     if args.dry_run:
+        merge.require_adapter(checkpoint)
         size = format_bytes(merge.num_bytes(checkpoint, cast=True))
         return _previewed(report, {merge.folder_of(name): f"would hold the merged model, {size}"})
     made = merge.standalone(checkpoint, name, force=args.force)
@@ -102,10 +117,16 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
 
 def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) -> dict:
     from training.core import paths
+    from training.core.errors import UserError
     from training.export import adapter_gguf
 
-    [quant] = _quants(args.quant or "F16", adapter_gguf.QUANTS)[:1]
+    quant, *more = _quants(args.quant or "F16", adapter_gguf.QUANTS)
+    if more:
+        raise UserError(
+            "an adapter is written in one type at a time", where="--quant", found=args.quant, expected=quant
+        )
     if args.dry_run:
+        adapter_gguf.check(checkpoint)
         target = adapter_gguf.path_of(name, quant)
         return _previewed(report, {target: f"would be the adapter in {quant}, served beside its base"})
     output = adapter_gguf.export(checkpoint, quant, name=name, force=args.force)

@@ -304,7 +304,11 @@ def verify_file(path: Path, record: dict) -> None:
         raise IntegrityError(
             "a file has another size", where=path, found=f"{size} bytes", expected=f"{record['bytes']} bytes"
         )
-    digest = sha256_file(path)
+    require_digest(path, sha256_file(path), record)
+
+
+def require_digest(path: Path, digest: str, record: dict) -> None:
+    """Hold a hash that was taken of a file against its record. Raises IntegrityError."""
     if digest != record["sha256"]:
         raise IntegrityError(
             "a file's bytes have changed",

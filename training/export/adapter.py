@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,20 +131,20 @@ class Merged(Mapping[str, "MergedTensor"]):
     """
 
     def __init__(self, base: Mapping[str, Tensor], adapter: Adapter, *, is_tied: bool):
-        self.adapter, self.was_tied = adapter, is_tied and HEAD not in base
+        self.adapter, self._was_tied = adapter, bool(is_tied) and HEAD not in base
         self._tensors = {name: MergedTensor(name, tensor) for name, tensor in base.items()}
         self._untie(base)
         for name, pair in adapter.pairs.items():
             self._place(name, pair.a).add_pair(pair)
         for name, rows in adapter.rows.items():
             self._place(name, rows.values).set_rows(rows)
-        if self.was_tied and EMBEDDING in adapter.rows and HEAD in self._tensors and HEAD not in adapter.rows:
+        if self._was_tied and EMBEDDING in adapter.rows and HEAD in self._tensors and HEAD not in adapter.rows:
             self._tensors[HEAD].set_rows(adapter.rows[EMBEDDING])
 
     def _untie(self, base: Mapping[str, Tensor]) -> None:
         """Full copies take their places; of a tied pair each part that was copied is a tensor of its own (B48)."""
         copies = self.adapter.copies
-        if self.was_tied and {EMBEDDING, HEAD} & copies.keys():
+        if self._was_tied and {EMBEDDING, HEAD} & copies.keys():
             self._tensors[HEAD] = MergedTensor(HEAD, base[EMBEDDING])
         for name, copy in copies.items():
             self._place(name, copy).replace(copy)
@@ -158,10 +157,10 @@ class Merged(Mapping[str, "MergedTensor"]):
             )  # fmt: skip
         return self._tensors[name]
 
-    @cached_property
+    @property
     def is_tied(self) -> bool:
         """Whether one matrix is embedding and head, as it turned out."""
-        return self.was_tied and HEAD not in self._tensors
+        return self._was_tied and HEAD not in self._tensors
 
     def __getitem__(self, name: str) -> MergedTensor:
         return self._tensors[name]

@@ -22,16 +22,17 @@ def path_of(name: str, quant: str) -> Path:
     return paths.roots().trained / name / f"{name}-adapter-{quant}.gguf"
 
 
-def problem_of(checkpoint: Checkpoint) -> UserError | None:
-    """Why a checkpoint cannot be served as an adapter; None where it can."""
+def check(checkpoint: Checkpoint) -> None:
+    """Raise UserError where a checkpoint cannot be served as an adapter, and what is wrong with it or its base."""
     if checkpoint.adapter is None:
         found = "a whole model"
     elif checkpoint.adapter.rows or checkpoint.adapter.copies:
         counts = checkpoint.adapter.counts
         found = ", ".join(f"{counts[kind]} {kind}" for kind in ("trained rows", "full copies") if counts[kind])
     else:
-        return None
-    return UserError(
+        checks.check(checkpoint, convert.architectures(source.require_source()))
+        return
+    raise UserError(
         "this cannot be served as an adapter beside its base", where=checkpoint.folder, found=found,
         expected="an adapter of factors alone", next_command="the same command with --format gguf in ARGS",
     )  # fmt: skip
@@ -42,10 +43,8 @@ def export(checkpoint: Checkpoint, quant: str, *, name: str, force: bool = False
 
     Raises UserError where it is no adapter of factors alone, RunError where the served model is not the trained one.
     """
-    if problem := problem_of(checkpoint):
-        raise problem
+    check(checkpoint)
     store.check_name(name, "model")
-    checks.check(checkpoint, convert.architectures(source.require_source()))
     target = path_of(name, quant)
     files.require_space(target.parent, checkpoint.num_parameters * 2 + (64 << 20), "the adapter and its base")
     lock = paths.roots().trained / f".{name}.lock"

@@ -5,8 +5,10 @@ Face folder (config.json, safetensors, tokenizer) or adapter the hashes are take
 and for whether they are numbers; nothing is loaded. Whether the parts fit each other is `checks`' business.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 KIND, DELTA = "checkpoint", "delta"
 CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
+_NUMBER = re.compile(r"\.(\d+)\.")
 NotFinite = tuple[tuple[str, str], ...]
 """Where values are no numbers, and how many."""
 _EXAMPLE = "make export-gguf CHECKPOINT=run-id"
@@ -57,7 +60,7 @@ class Checkpoint:
         rows = self.tensors[adapters.EMBEDDING].shape[0] if adapters.EMBEDDING in self.tensors else None
         return config | {
             "vocab_size": rows or config["vocab_size"],
-            "tie_word_embeddings": self.tensors.is_tied if self.tensors.was_tied else False,
+            "tie_word_embeddings": self.tensors.is_tied,
         }
 
     @cached_property
@@ -85,6 +88,11 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor by name, in the files' order."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def num_layers(self) -> int:
+        """How many blocks there are, by the numbers in the tensors' names; configurations have many words for it."""
+        return 1 + max((int(match[1]) for name in self.shapes if (match := _NUMBER.search(name))), default=-1)
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -131,13 +139,7 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        total = 0
-        for shape in self.shapes.values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(map(prod, self.shapes.values()))
 
     def input_hashes(self) -> dict:
         """The hash of everything of the checkpoint that enters a GGUF's bytes."""
@@ -174,7 +176,7 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
         return _plain(path.absolute(), tokenizer)
     folder = runs.resolve_checkpoint(reference).absolute()
     is_delta = files.read_json(folder / files.MANIFEST).get("kind") == DELTA
-    manifest, wrong = _verified(folder, DELTA if is_delta else KIND)
+    manifest, wrong = verified(folder, DELTA if is_delta else KIND)
     origin = {key: manifest.get(key) for key in _ORIGIN}
     if is_delta:
         origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
@@ -185,7 +187,7 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     return _with_tokenizer(beside, place, origin, adapters.open_adapter(folder), wrong + more_wrong)
 
 
-def _verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
+def verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
     """Hold every file of a folder against its manifest; returns it, with the tensors that hold no numbers."""
     manifest, wrong = files.read_manifest(folder, kind), []
     for name, record in manifest["files"].items():
@@ -193,11 +195,7 @@ def _verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
             files.verify_file(folder / name, record)
             continue
         digest, problem = weights.open_file(folder / name).sweep()
-        if digest != record["sha256"]:
-            raise IntegrityError(
-                "a file's bytes have changed", where=folder / name, found=f"sha256 {files.short(digest)}",
-                expected=f"sha256 {files.short(record['sha256'])}",
-            )  # fmt: skip
+        files.require_digest(folder / name, digest, record)
         wrong += [problem] if problem else []
     return manifest, tuple(wrong)
 
@@ -214,7 +212,7 @@ def _fetched(name: str) -> tuple[dict, NotFinite]:
     wrong: list[tuple[str, str]] = []
 
     def verify(folder: Path, kind: str) -> dict:
-        manifest, found = _verified(folder, kind)
+        manifest, found = verified(folder, kind)
         wrong.extend(found)
         return manifest
 
@@ -272,17 +270,20 @@ def _plain_adapter(folder: Path, tokenizer: str | None, base: str | None) -> Che
             next_command=f'make export-gguf CHECKPOINT={folder} ARGS="--base DIR"',
         )  # fmt: skip
     weights_sha256, more_wrong = _swept(folder)
-    own = (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file()
-    place = _tokenizer_folder(folder if own else base_folder, tokenizer)
+    place = _tokenizer_folder(folder if _has_tokenizer(folder) else base_folder, tokenizer)
     origin = dict.fromkeys(_ORIGIN) | {"method": "lora", "base": record, "weights_sha256": weights_sha256}
     return _with_tokenizer(base_folder, place, origin, beside, wrong + more_wrong)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file()
 
 
 def _tokenizer_folder(folder: Path, tokenizer: str | None) -> Path:
     if tokenizer is not None:
         plain = (Path(tokenizer) / artifact.TOKENIZER).is_file()
         return Path(tokenizer).absolute() if plain else artifact.resolve(tokenizer).absolute()
-    if (folder / artifact.TOKENIZER).is_file() and (folder / artifact.CONFIG).is_file():
+    if _has_tokenizer(folder):
         return folder
     raise UserError(
         "the checkpoint holds weights only",

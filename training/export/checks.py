@@ -8,10 +8,9 @@ add-BOS flag that says other than the tokenizer does, two chat templates, a weig
 from collections.abc import Iterator
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
-from training.export.checkpoint import TEMPLATE, Checkpoint
+from training.export.adapter import EMBEDDING, HEAD
+from training.export.checkpoint import CONFIG, TEMPLATE, Checkpoint
 
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
 _SHOWN = 5
 
@@ -45,6 +44,7 @@ def _problems(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> It
     yield from _head(checkpoint)
     yield from _specials(checkpoint)
     yield from _template(checkpoint)
+    yield from _finite(checkpoint)
 
 
 def _architecture(checkpoint: Checkpoint, known: frozenset[str]) -> Iterator[TrainyardError]:
@@ -52,18 +52,18 @@ def _architecture(checkpoint: Checkpoint, known: frozenset[str]) -> Iterator[Tra
     if name not in known:
         yield UserError(
             "llama.cpp's converter does not know the architecture",
-            where=checkpoint.folder / "config.json",
+            where=checkpoint.folder / CONFIG,
             found=name,
             expected=f"one of its {len(known)}: LlamaForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM ...",
         )
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    rows, configured = checkpoint.shapes.get(_EMBEDDING, (None,))[0], checkpoint.config.get("vocab_size")
+    rows, configured = checkpoint.shapes.get(EMBEDDING, (None,))[0], checkpoint.config.get("vocab_size")
     if rows is not None and configured != rows:
         yield UserError(
             "the configuration's vocabulary is not the embedding's", where="config.json: vocab_size",
-            found=configured, expected=f"{rows}, the rows of {_EMBEDDING}",
+            found=configured, expected=f"{rows}, the rows of {EMBEDDING}",
         )  # fmt: skip
     limit = rows or configured
     entries = checkpoint.encoder.get_vocab(with_added_tokens=True)
@@ -80,20 +80,20 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 
 
 def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    embedding, head = checkpoint.shapes.get(_EMBEDDING), checkpoint.shapes.get(_HEAD)
+    embedding, head = checkpoint.shapes.get(EMBEDDING), checkpoint.shapes.get(HEAD)
     tied = checkpoint.config.get("tie_word_embeddings", False)
     if embedding is None:
         return
     if head is None and not tied:
-        yield UserError("an untied model without a head", where=checkpoint.folder, found=f"no {_HEAD}", expected=_HEAD)
+        yield UserError("an untied model without a head", where=checkpoint.folder, found=f"no {HEAD}", expected=HEAD)
     if head is not None and head[0] != embedding[0]:
-        yield UserError("head and embedding differ in rows", where=_HEAD, found=head[0], expected=embedding[0])
-    elif head is not None and tied and not _equal(checkpoint, _EMBEDDING, _HEAD):
+        yield UserError("head and embedding differ in rows", where=HEAD, found=head[0], expected=embedding[0])
+    elif head is not None and tied and not _equal(checkpoint, EMBEDDING, HEAD):
         yield UserError(
             "the configuration says that the head is tied, but the two tensors differ",
             where="config.json: tie_word_embeddings",
             found="true",
-            expected=f"false, or {_HEAD} equal to {_EMBEDDING}",
+            expected=f"false, or {HEAD} equal to {EMBEDDING}",
         )
 
 
@@ -133,8 +133,12 @@ def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     return all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
 
+def _finite(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    for where, found in checkpoint.not_finite[:1]:
+        yield IntegrityError("a weight is no number", where=where, found=found, expected="finite values")
+
+
 def check_finite(checkpoint: Checkpoint) -> None:
-    """Raise IntegrityError naming the first tensor with a NaN or an infinity."""
-    if checkpoint.not_finite:
-        where, found = checkpoint.not_finite[0]
-        raise IntegrityError("a weight is no number", where=where, found=found, expected="finite values")
+    """Raise IntegrityError naming the first tensor with a NaN or an infinity: of a source that is not converted."""
+    for error in _finite(checkpoint):
+        raise error

@@ -15,13 +15,12 @@ from training.core import files, paths, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.units import format_bytes
 from training.export import adapter as adapters
-from training.export import checks, weights
-from training.export.checkpoint import DELTA, Checkpoint
+from training.export import checks
+from training.export.checkpoint import DELTA, Checkpoint, verified
 from training.recipe import bases
-from training.runs.folder import RunFolder
 
 NAMES = (adapters.SETTINGS, adapters.WEIGHTS, files.MANIFEST)
-MAX_BYTES = 16 << 30
+_MAX_BYTES = 16 << 30
 _MAX_TEXT_BYTES = 1 << 20
 _CHUNK_BYTES = 4 << 20
 _KEPT = (
@@ -93,8 +92,8 @@ def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
 
 
 def _scores(run: str | None) -> dict | None:
-    """What the run's summary says of before and after; None where the run is not on this machine."""
-    summary = run and RunFolder(paths.roots().runs / run).path / "summary.json"
+    """The losses of the run's summary; None where the run is not on this machine."""
+    summary = run and paths.roots().runs / run / "summary.json"
     if not summary or not summary.is_file():
         return None
     found = files.read_json(summary)
@@ -149,7 +148,7 @@ def _entries(archive: Path, opened: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
             expected=", ".join(NAMES),
         )  # fmt: skip
     for entry in entries:
-        limit = MAX_BYTES if entry.filename == adapters.WEIGHTS else _MAX_TEXT_BYTES
+        limit = _MAX_BYTES if entry.filename == adapters.WEIGHTS else _MAX_TEXT_BYTES
         if entry.file_size > limit or entry.file_size > 100 * max(entry.compress_size, 1):
             raise IntegrityError(
                 "an entry of the delta is larger than it may be", where=f"{archive}: {entry.filename}",
@@ -202,17 +201,12 @@ def _unpack(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> No
 
 def _check(archive: Path, folder: Path, manifest: dict) -> None:
     """Hold the unpacked files against the manifest, and the adapter against itself and its base."""
-    for name, record in manifest["files"].items():
-        files.verify_file(folder / name, record)
+    _, not_finite = verified(folder, DELTA)
     opened = adapters.open_adapter(folder)
-    _, wrong = weights.open_file(folder / adapters.WEIGHTS).sweep()
-    if wrong:
-        raise IntegrityError("a weight of the delta is no number", where=f"{archive}: {wrong[0]}", found=wrong[1])
-    base = bases.find(manifest["base"]["name"])
-    found = {one.name: one for path in sorted(base.folder.glob("*.safetensors"))
-             for one in weights.open_file(path).tensors}  # fmt: skip
-    is_tied = files.read_json(base.folder / "config.json").get("tie_word_embeddings", False)
-    adapters.Merged(found, opened, is_tied=is_tied)
+    for where, found in not_finite:
+        raise IntegrityError("a weight of the delta is no number", where=f"{archive}: {where}", found=found)
+    base = bases.find(manifest["base"]["name"]).folder
+    Checkpoint(base, base, manifest, opened).tensors  # noqa: B018, raises where a tensor has no place
 
 
 def _publish(work: Path, target: Path, manifest: dict) -> None:

@@ -8,7 +8,6 @@ already is used again where its bytes are the same, and is never replaced by oth
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class _Target:
 
 def require_no_fallback(checkpoint: Checkpoint, quants: list[str], llama_cpp: LlamaCpp) -> None:
     """Raise UserError where a file would hold tensors of another type, because the blocks do not divide their rows."""
-    architecture = convert.architecture_of(llama_cpp.folder, checkpoint.config["architectures"][0])
+    architecture = _architecture(checkpoint, llama_cpp)
     for planned in (plan.make(checkpoint, quant, architecture) for quant in quants):
         if planned.fallbacks:
             name, instead = next(iter(planned.fallbacks.items()))
@@ -59,6 +58,18 @@ def require_no_fallback(checkpoint: Checkpoint, quants: list[str], llama_cpp: Ll
                 where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
                 next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
             )  # fmt: skip
+
+
+def _architecture(checkpoint: Checkpoint, llama_cpp: LlamaCpp) -> str:
+    """llama.cpp's own name of the architecture. Raises UserError where the names of its tensors are not known here."""
+    name = (checkpoint.config.get("architectures") or [None])[0]
+    found = convert.architecture_of(llama_cpp.folder, name)
+    if found is None:
+        raise UserError(
+            "it cannot be told what a file of this architecture will be", where=checkpoint.folder / "config.json",
+            found=name, expected="an architecture whose tensors the gguf package names: LlamaForCausalLM ...",
+        )  # fmt: skip
+    return found
 
 
 def default_name(checkpoint: Checkpoint) -> str:
@@ -112,12 +123,11 @@ def _plan(
     checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, llama_cpp: LlamaCpp
 ) -> list[_Target]:  # fmt: skip
     store.check_name(name, "model")
-    folder = llama_cpp.folder
-    checks.check(checkpoint, convert.architectures(folder))
+    checks.check(checkpoint, convert.architectures(llama_cpp.folder))
     checks.check_name(checkpoint, name)
     if any(quant in quantize.K_QUANTS for quant in quants):
         quantize.require_tool()
-    architecture = convert.architecture_of(folder, checkpoint.config["architectures"][0])
+    architecture = _architecture(checkpoint, llama_cpp)
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
         "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION, "weighed": weighed,
@@ -190,7 +200,6 @@ class _Work:
 
     def _convert(self, workspace: Path) -> tuple[dict[str, Path], "proof.Proof"]:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
-        checks.check_finite(checkpoint)
         if checkpoint.adapter is not None:
             folder = workspace / "merged"
             merge.write(checkpoint, folder, cast=False)
@@ -222,7 +231,7 @@ class _Work:
         return {"reproducible": False, "converter_sha256": self.llama_cpp.converter_sha256}
 
     def _weigh(self, workspace: Path) -> Path:
-        architecture = convert.architecture_of(self.llama_cpp.folder, self.checkpoint.config["architectures"][0])
+        architecture = _architecture(self.checkpoint, self.llama_cpp)
         path = workspace / "importance.gguf"
         self.importance = importance.of_training_data(self.checkpoint, architecture, path)
         return path
@@ -233,7 +242,7 @@ class _Work:
         """The manifest of a file and its positions. Raises where it is another model than the trained one."""
         facts = _inspect(made, self.checkpoint, target)
         if not self.force:
-            _refuse_other_bytes(target, self.checkpoint, facts)
+            _refuse_other_bytes(target, facts)
         proved = prepared.run(made, target.quant, workspace)
         each = proved.pop("positions")
         weighed = self.importance if target.quant in quantize.K_QUANTS else None
@@ -244,15 +253,11 @@ class _Work:
 
 @contextlib.contextmanager
 def _workspace(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside the targets, on their file system; those of dead exports are removed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files.remove_leftovers(folder)
-    workspace = folder / f".export.{os.getpid()}.{secrets.token_hex(4)}.partial"
-    workspace.mkdir()
+    """A scratch folder beside the targets; a folder that is empty behind it goes as well."""
     try:
-        yield workspace
+        with files.scratch_folder(folder) as workspace:
+            yield workspace
     finally:
-        shutil.rmtree(workspace, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()  # only where it is empty: nothing was there before, and nothing has come
 
@@ -264,17 +269,17 @@ def _refuse_other_weights(target: _Target, checkpoint: Checkpoint) -> None:
     except IntegrityError:
         return
     if there.get("weights_sha256") != checkpoint.origin["weights_sha256"]:
-        raise _in_the_way(target, checkpoint, f"a model of run {there.get('run')}, step {there.get('step')}")
+        raise _in_the_way(target, f"a model of run {there.get('run')}, step {there.get('step')}")
 
 
-def _refuse_other_bytes(target: _Target, checkpoint: Checkpoint, facts: GgufFile) -> None:
+def _refuse_other_bytes(target: _Target, facts: GgufFile) -> None:
     if target.gguf.exists():
         digest = files.sha256_file(target.gguf)
         if digest != facts.sha256:
-            raise _in_the_way(target, checkpoint, f"sha256 {files.short(digest)}")
+            raise _in_the_way(target, f"sha256 {files.short(digest)}")
 
 
-def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserError:
+def _in_the_way(target: _Target, found: str) -> UserError:
     return UserError(
         "another model has this name",
         where=target.gguf,
@@ -287,7 +292,7 @@ def _in_the_way(target: _Target, checkpoint: Checkpoint, found: str) -> UserErro
 def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
     """Read the converted file, and hold what the converter wrote against what it was to write."""
     facts = gguf_file.inspect(gguf)
-    tokenizer = checkpoint.origin["tokenizer"]
+    tokenizer, head = checkpoint.origin["tokenizer"], "output.weight"
     pairs = {
         "tokenizer.ggml.pre": (facts.pre_tokenizer, tokenizer["pre_tokenizer"]),
         "tokenizer.ggml.add_bos_token": (facts.add_bos, checkpoint.add_bos),
@@ -295,12 +300,12 @@ def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
         "tokenizer.ggml.eos_token_id": (facts.eos_id, checkpoint.special_id("eos")),
         "tokenizer.chat_template": (facts.chat_template, checkpoint.chat_template),
         "number of tokens": (facts.vocab_size, checkpoint.config["vocab_size"]),
-        "two matrices of embedding and head": (facts.has_output, "output.weight" in target.plan.types),
+        "two matrices of embedding and head": (head in facts.tensor_names, head in target.plan.types),
     }
     for key, (found, expected) in pairs.items():
         if found != expected:
             raise IntegrityError("the converter wrote something else", where=key, found=found, expected=expected)
-    positions.require_equal(checkpoint.config, gguf, set(facts.tensor_names))
+    positions.require_equal(checkpoint.config, facts.values, facts.tensor_names)
     if abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
         _logger.warning("the file has %d bytes, %d were planned", facts.bytes, target.plan.num_bytes)
     return facts

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The facts of one file; `tensor_types` counts tensors by type."""
+    """The facts of one file; `tensor_types` counts tensors by type, `values` are the header's own."""
 
     sha256: str
     tensor_sha256: str
@@ -33,51 +33,46 @@ class GgufFile:
     bos_id: int | None
     eos_id: int | None
     chat_template: str | None
-    has_output: bool
+    values: dict[str, object]
     tensor_names: frozenset[str]
 
 
 def inspect(path: Path) -> GgufFile:
     """Read a file once and return its facts. Raises IntegrityError where it is no GGUF."""
-    import gguf
-
-    gguf_header.read(path)  # the package would believe any count
-    try:
-        reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise IntegrityError("not a GGUF file", where=path, found=error or type(error).__name__) from error
-
-    def value(key: str):
-        field = reader.get_field(key)
-        return None if field is None else field.contents()
-
-    architecture = value("general.architecture")
-    sha256, tensor_sha256 = _hashes(path, reader.tensors)
+    values, tensors = _read(path)
+    architecture = values.get("general.architecture")
     return GgufFile(
-        sha256=sha256,
-        tensor_sha256=tensor_sha256,
-        bytes=path.stat().st_size,
+        **_facts(path, tensors),
         architecture=architecture,
-        vocab_size=len(reader.get_field("tokenizer.ggml.tokens").data),
-        context_length=value(f"{architecture}.context_length"),
-        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
-        tensor_types=dict(sorted(Counter(tensor.tensor_type.name for tensor in reader.tensors).items())),
-        pre_tokenizer=value("tokenizer.ggml.pre"),
-        add_bos=value("tokenizer.ggml.add_bos_token"),
-        bos_id=value("tokenizer.ggml.bos_token_id"),
-        eos_id=value("tokenizer.ggml.eos_token_id"),
-        chat_template=value("tokenizer.chat_template"),
-        has_output=any(tensor.name == "output.weight" for tensor in reader.tensors),
-        tensor_names=frozenset(tensor.name for tensor in reader.tensors),
+        vocab_size=len(values.get("tokenizer.ggml.tokens", ())),
+        context_length=values.get(f"{architecture}.context_length"),
+        pre_tokenizer=values.get("tokenizer.ggml.pre"),
+        add_bos=values.get("tokenizer.ggml.add_bos_token"),
+        bos_id=values.get("tokenizer.ggml.bos_token_id"),
+        eos_id=values.get("tokenizer.ggml.eos_token_id"),
+        chat_template=values.get("tokenizer.chat_template"),
+        values=values,
+        tensor_names=frozenset(tensor.name for tensor in tensors),
     )
 
 
 def tensors_of(path: Path) -> dict:
     """What of any GGUF's tensors a manifest holds: hashes, bytes, how many of each type, parameters."""
+    return _facts(path, _read(path)[1])
+
+
+def _read(path: Path) -> tuple[dict[str, object], list]:
+    """The header's values, and the tensors as the package has them."""
     import gguf
 
-    gguf_header.read(path)
-    tensors = gguf.GGUFReader(path).tensors
+    values = gguf_header.read(path).values  # the package would believe any count
+    try:
+        return values, gguf.GGUFReader(path).tensors
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise IntegrityError("not a GGUF file", where=path, found=error or type(error).__name__) from error
+
+
+def _facts(path: Path, tensors: list) -> dict:
     sha256, tensor_sha256 = _hashes(path, tensors)
     return {
         "sha256": sha256, "tensor_sha256": tensor_sha256, "bytes": path.stat().st_size,

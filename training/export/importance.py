@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import files
 from training.export import probes
+from training.llamacpp import convert
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,12 @@ class Importance:
 
     Args:
         architecture: llama.cpp's name of the model's architecture.
-        num_real: tokens of each text; what pads it is not counted.
+
+    `num_real` is set by who runs the model: tokens of each text; what pads it is not counted.
     """
 
     def __init__(self, architecture: str, num_layers: int):
-        import gguf
-
-        known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-        self._names = gguf.get_tensor_name_map(known[architecture], num_layers)
+        self._names = convert.tensor_names(architecture, num_layers)
         self.sums: dict[str, torch.Tensor] = {}
         self.counts: dict[str, int] = {}
         self.num_real: list[int] = []
@@ -81,7 +80,7 @@ def of_training_data(checkpoint: Checkpoint, architecture: str, path: Path) -> d
     texts = probes.draw_texts(checkpoint.origin["dataset"], "train", NUM_TEXTS)
     longest = min(MAX_TOKENS, checkpoint.config.get("max_position_embeddings", MAX_TOKENS))
     rows = [ids[:longest] for ids in (checkpoint.encoder.encode(text).ids for text in texts.documents) if ids]
-    counted = Importance(architecture, checkpoint.config["num_hidden_layers"])
+    counted = Importance(architecture, checkpoint.num_layers)
     reference.watch(checkpoint, rows, counted)
     counted.write(path, texts.origin)
     return {

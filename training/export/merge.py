@@ -11,7 +11,7 @@ from pathlib import Path
 from training.core import files, paths, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.export import weights
+from training.export import checks, weights
 from training.export.checkpoint import CONFIG, KIND, TEMPLATE, Checkpoint
 from training.tokenizer import artifact
 
@@ -25,9 +25,7 @@ def write(checkpoint: Checkpoint, folder: Path, *, cast: bool) -> str:
     Args:
         cast: round merged tensors to the base's types; else they stay float32.
     """
-    layout = {
-        name: (tensor.base.dtype if cast else tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()
-    }  # fmt: skip
+    layout = _layout(checkpoint, cast)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / CONFIG, checkpoint.config)
     total = sum(prod(shape) for _, shape in layout.values())
@@ -42,10 +40,14 @@ def write(checkpoint: Checkpoint, folder: Path, *, cast: bool) -> str:
 
 def num_bytes(checkpoint: Checkpoint, *, cast: bool) -> int:
     """The bytes of the weights that `write` writes."""
-    types = {
-        name: tensor.base.dtype if cast else tensor.dtype for name, tensor in checkpoint.tensors.items()
+    return sum(prod(shape) * weights.ITEM_BYTES[dtype] for dtype, shape in _layout(checkpoint, cast).values())
+
+
+def _layout(checkpoint: Checkpoint, cast: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor that is written."""
+    return {
+        name: (tensor.base.dtype if cast else tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()
     }  # fmt: skip
-    return sum(prod(checkpoint.shapes[name]) * weights.ITEM_BYTES[dtype] for name, dtype in types.items())
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,23 @@ def folder_of(name: str) -> Path:
     return paths.roots().trained / name / f"{name}-merged"
 
 
-def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Standalone:
-    """Write the merged model as a Hugging Face folder of its own, the manifest last.
-
-    Raises UserError where the checkpoint is no adapter, or another model is in the way and `force` is off.
-    """
+def require_adapter(checkpoint: Checkpoint) -> None:
+    """Raise UserError where there is nothing to merge, IntegrityError where a weight is no number."""
     if checkpoint.adapter is None:
         raise UserError(
             "there is nothing to merge: the checkpoint is a whole model", where=checkpoint.folder,
             found="no adapter_config.json", expected="a checkpoint of lora or qlora, or --format gguf",
             next_command="the same command with --format gguf in ARGS",
         )  # fmt: skip
+    checks.check_finite(checkpoint)
+
+
+def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Standalone:
+    """Write the merged model as a Hugging Face folder of its own, the manifest last.
+
+    Raises UserError where the checkpoint is no adapter, or another model is in the way and `force` is off.
+    """
+    require_adapter(checkpoint)
     store.check_name(name, "model")
     target = folder_of(name)
     needed = num_bytes(checkpoint, cast=True)

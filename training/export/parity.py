@@ -5,6 +5,7 @@ Legend: N compared positions, V vocabulary entries, K tokens asked of the server
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from training.core.errors import RunError
@@ -29,6 +30,30 @@ class Comparison:
     reference_NV: "np.ndarray"
     served_NV: "np.ndarray"
 
+    @cached_property
+    def gaps_N5(self) -> "np.ndarray":
+        """How far the reference's top tokens are from their served log-probabilities, `[N, TOP]` nats."""
+        import numpy as np
+
+        top_N5 = np.argsort(-self.reference_NV, axis=1)[:, :TOP]
+        gaps_N5 = np.take_along_axis(self.reference_NV - self.served_NV, top_N5, axis=1)
+        return np.nan_to_num(np.abs(gaps_N5), nan=-_LEAST_LOGPROB)  # not even among the server's likeliest
+
+    @cached_property
+    def divergence_N(self) -> "np.ndarray":
+        """KL(reference || served) of each position, `[N]` nats; tokens that were not asked for count as one."""
+        import numpy as np
+
+        reference_NV = np.exp(self.reference_NV.astype(np.float64))
+        served_NV = np.exp(self.served_NV.astype(np.float64))
+        asked_NV = ~np.isnan(served_NV)
+        if not asked_NV.all():
+            reference_NV, served_NV = (_with_rest(side_NV, asked_NV) for side_NV in (reference_NV, served_NV))
+        reference_NV /= reference_NV.sum(1, keepdims=True)  # a rounding of the seventh digit is no divergence
+        served_NV /= served_NV.sum(1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(reference_NV > 0, reference_NV * np.log(reference_NV / served_NV), 0.0).sum(1)
+
 
 def compare(client: Client, prompts: list[Prompt], reference_NV: "np.ndarray") -> Comparison:
     """Ask the server for the next token's log-probabilities after every prefix."""
@@ -47,8 +72,7 @@ def judge(comparison: Comparison, quant: str) -> dict:
     """Return the figures of a comparison. Raises RunError, naming the worst position, where they are over the limit."""
     import numpy as np
 
-    gaps_N5 = _gaps(comparison)
-    divergence_N = _divergence(comparison)
+    gaps_N5, divergence_N = comparison.gaps_N5, comparison.divergence_N
     information = _information(comparison.reference_NV)
     same = comparison.reference_NV.argmax(1) == np.nan_to_num(comparison.served_NV, nan=-np.inf).argmax(1)
     num_tokens = comparison.reference_NV.shape[1]
@@ -65,38 +89,12 @@ def judge(comparison: Comparison, quant: str) -> dict:
     limits = type_limits.of(quant)
     over = type_limits.exceeded(figures, limits)
     if over:
-        raise _failure(comparison, gaps_N5, quant, figures, limits, over)
+        raise _failure(comparison, quant, figures, limits, over)
     return figures | {"limits": limits}
 
 
 def _rounded(value: float) -> float:
     return float(f"{float(value):.4g}")
-
-
-def _gaps(comparison: Comparison) -> "np.ndarray":
-    """How far the reference's top tokens are from their served log-probabilities, `[N, TOP]` nats."""
-    import numpy as np
-
-    top_N5 = np.argsort(-comparison.reference_NV, axis=1)[:, :TOP]
-    gaps_N5 = np.take_along_axis(comparison.reference_NV - comparison.served_NV, top_N5, axis=1)
-    return np.nan_to_num(
-        np.abs(gaps_N5), nan=-_LEAST_LOGPROB
-    )  # not even among the server's likeliest: as far as can be
-
-
-def _divergence(comparison: Comparison) -> "np.ndarray":
-    """KL(reference || served) of each position, `[N]` nats; tokens that were not asked for count as one."""
-    import numpy as np
-
-    reference_NV = np.exp(comparison.reference_NV.astype(np.float64))
-    served_NV = np.exp(comparison.served_NV.astype(np.float64))
-    asked_NV = ~np.isnan(served_NV)
-    if not asked_NV.all():
-        reference_NV, served_NV = (_with_rest(side_NV, asked_NV) for side_NV in (reference_NV, served_NV))
-    reference_NV /= reference_NV.sum(1, keepdims=True)  # a rounding of the seventh digit is no divergence
-    served_NV /= served_NV.sum(1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(reference_NV > 0, reference_NV * np.log(reference_NV / served_NV), 0.0).sum(1)
 
 
 def _with_rest(probabilities_NV: "np.ndarray", asked_NV: "np.ndarray") -> "np.ndarray":
@@ -116,11 +114,10 @@ def _information(reference_NV: "np.ndarray") -> float:
     return float((weights_NV * (reference_NV - np.log(weights_NV.mean(0)))).sum(1).mean())
 
 
-def _failure(
-    comparison: Comparison, gaps_N5: "np.ndarray", quant: str, figures: dict, limits: dict, over: list[str]
-) -> RunError:
+def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, over: list[str]) -> RunError:
     import numpy as np
 
+    gaps_N5 = comparison.gaps_N5
     limit = limits.get("max_nats", 4 * float(np.median(gaps_N5.max(1))))
     first = int((gaps_N5.max(1) > min(limit, gaps_N5.max() / 2)).argmax())
     prefix = comparison.prefixes[first]
@@ -132,17 +129,17 @@ def _failure(
         where=f"first after the {len(prefix)} ids {prefix[:8]}{' ...' if len(prefix) > 8 else ''}: token {best} has "
         f"{comparison.reference_NV[first, best]:.3f} nats in PyTorch, {served:.3f} served",
         found=", ".join(f"{name} {figures[name]:g}" for name in over)
-        + f" over {figures['positions']} positions; likely cause: {_cause(comparison, gaps_N5)}",
+        + f" over {figures['positions']} positions; likely cause: {_cause(comparison)}",
         expected=", ".join(bounds),
         next_command="make export-gguf with ARGS='--quant F16', which tells rounding from a wrong model",
     )
 
 
-def _cause(comparison: Comparison, gaps_N5: "np.ndarray") -> str:
+def _cause(comparison: Comparison) -> str:
     """Read the kind of fault off where it shows: with one key seen, with a few, or far away only."""
     import numpy as np
 
-    lengths_N, worst_N = np.array([len(prefix) for prefix in comparison.prefixes]), gaps_N5.max(1)
+    lengths_N, worst_N = np.array([len(prefix) for prefix in comparison.prefixes]), comparison.gaps_N5.max(1)
     single, longer = worst_N[lengths_N == 1], worst_N[lengths_N > 1]
     near, far = worst_N[(lengths_N > 1) & (lengths_N <= _NEAR_TOKENS)], worst_N[lengths_N > _NEAR_TOKENS]
     if single.size and single.max() >= 0.2 * longer.max():
@@ -154,15 +151,15 @@ def _cause(comparison: Comparison, gaps_N5: "np.ndarray") -> str:
 
 def gap(reference_NV: "np.ndarray", other_NV: "np.ndarray") -> dict:
     """What one way of computing the model is off another, over the same positions."""
-    divergence_N = _divergence(Comparison([], reference_NV, other_NV))
+    divergence_N = Comparison([], reference_NV, other_NV).divergence_N
     same = (reference_NV.argmax(1) == other_NV.argmax(1)).mean()
     return {"kl_mean_nats": _rounded(divergence_N.mean()), "same_first_choice": _rounded(same)}
 
 
 def positions(comparison: Comparison) -> list[dict]:
     """What each compared position was off: its prompt's length, the largest gap of the top, and the divergence."""
-    gaps_N5, divergence_N = _gaps(comparison), _divergence(comparison)
+    each = zip(comparison.prefixes, comparison.gaps_N5, comparison.divergence_N, strict=True)
     return [
         {"tokens": len(prefix), "max_nats": _rounded(gaps.max()), "kl_nats": _rounded(max(divergence, 0.0))}
-        for prefix, gaps, divergence in zip(comparison.prefixes, gaps_N5, divergence_N, strict=True)
+        for prefix, gaps, divergence in each
     ]

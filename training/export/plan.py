@@ -1,7 +1,7 @@
 """What a GGUF will be, told from shapes before a byte is written: the type of every tensor, and the file's size.
 
 Owns the rules by which the pinned converter and quantiser choose types: a row that a type's blocks do not divide falls
-back to another type. The file is held against the plan afterwards, so that a rule which has changed is seen.
+back to another type. The file's size is held against the plan afterwards, so that a rule which has changed is seen.
 Source: llama.cpp `conversion/base.py`, `prepare_tensors`; `src/llama-quant.cpp`, `llama_tensor_get_type_impl` and
 `tensor_type_fallback`.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from training.export.checkpoint import Checkpoint
+from training.llamacpp import convert
 from training.llamacpp.convert import OUTTYPES
 from training.llamacpp.quantize import K_QUANTS
 
@@ -51,24 +52,20 @@ class Plan:
 
 def make(checkpoint: Checkpoint, quant: str, architecture: str) -> Plan:
     """The plan of one file."""
-    shapes = gguf_shapes(checkpoint, architecture)
-    num_layers = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)
+    shapes = _gguf_shapes(checkpoint, architecture)
     is_tied = "output.weight" not in shapes
     types, fallbacks = {}, {}
     for name, shape in shapes.items():
-        types[name], fell = _type(name, shape, quant, num_layers, is_tied)
+        types[name], fell = _type(name, shape, quant, checkpoint.num_layers, is_tied)
         if fell:
             fallbacks[name] = types[name]
     data = sum(_padded(num_bytes(shapes[name], kind)) for name, kind in types.items())
     return Plan(quant, types, fallbacks, data + _metadata_bytes(checkpoint, list(shapes)))
 
 
-def gguf_shapes(checkpoint: Checkpoint, architecture: str) -> dict[str, tuple[int, ...]]:
+def _gguf_shapes(checkpoint: Checkpoint, architecture: str) -> dict[str, tuple[int, ...]]:
     """The shapes by the names in the file, rows last as in the weights' own files."""
-    import gguf
-
-    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(known[architecture], checkpoint.config["num_hidden_layers"])
+    names = convert.tensor_names(architecture, checkpoint.num_layers)
     found = {}
     for name, shape in checkpoint.shapes.items():
         is_second = name == "lm_head.weight" and checkpoint.config.get("tie_word_embeddings") and _ties(architecture)
@@ -108,8 +105,7 @@ def _wanted(name: str, shape: tuple[int, ...], quant: str, num_layers: int, is_t
 
 def _more_bits(layer: int, num_layers: int) -> bool:
     eighth = num_layers // 8
-    remainder = layer - eighth  # C++ keeps the sign of the dividend
-    return layer < eighth or layer >= 7 * num_layers // 8 or (remainder >= 0 and remainder % 3 == 2)
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _divides(width: int, kind: str) -> bool:

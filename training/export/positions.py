@@ -5,18 +5,20 @@ are compared as numbers. Source: llama.cpp `conversion/base.py`, `set_gguf_param
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from training.core.errors import IntegrityError
-from training.llamacpp import gguf_header
 
 _PLAIN = ("default", None, "none")
 _BY_TENSOR = {"llama3": "rope_freqs.weight", "longrope": "rope_factors_long.weight"}
 
 
-def require_equal(config: dict, gguf: Path, tensors: set[str]) -> None:
-    """Raise IntegrityError naming the first of rope's base, rope's scaling and the window that is another."""
-    values = gguf_header.read(gguf).values
+def require_equal(config: dict, values: dict, tensors: frozenset[str]) -> None:
+    """Raise IntegrityError naming the first of rope's base, rope's scaling and the window that is another.
+
+    Args:
+        values: the header's.
+        tensors: the names in the file.
+    """
     for what, found, expected in _pairs(config, values, tensors):
         if found != expected:
             raise IntegrityError(
@@ -25,7 +27,7 @@ def require_equal(config: dict, gguf: Path, tensors: set[str]) -> None:
             )  # fmt: skip
 
 
-def _pairs(config: dict, values: dict, tensors: set[str]) -> Iterator[tuple[str, object, object]]:
+def _pairs(config: dict, values: dict, tensors: frozenset[str]) -> Iterator[tuple[str, object, object]]:
     architecture = values["general.architecture"]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(next(iter(rope.values()), None), dict):  # one for each kind of layer

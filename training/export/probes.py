@@ -79,7 +79,7 @@ def draw_texts(dataset: dict | None, split: str = _SPLIT, num_documents: int = N
 
 
 def _built_in(reason: str) -> Texts:
-    _logger.warning("proving the export on built-in passages: %s", reason)
+    _logger.warning("built-in passages stand in for the data set: %s", reason)
     lines = [line for passage in _PASSAGES for line in passage.splitlines()]
     return Texts(lines, list(_PASSAGES), f"built-in passages ({reason})")
 

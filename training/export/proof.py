@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core.errors import RunError, UserError
-from training.export import checks, parity, probes, reference, turns
+from training.core.errors import RunError
+from training.export import parity, probes, reference, turns
 from training.export.checkpoint import Checkpoint
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
 from training.tokenizer import ids
-from training.tokenizer.template import normalised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +45,9 @@ class Proof:
 
     @classmethod
     def prepare(cls, checkpoint: Checkpoint) -> "Proof":
-        checks.check_finite(checkpoint)
         texts = probes.draw_texts(checkpoint.origin["dataset"])
         context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
-        documents = [*texts.documents, *_rendered(checkpoint)]
+        documents = [*texts.documents, *(text for _, text in turns.rendered(checkpoint))]
         prompts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
         logprobs_NV = reference.logprobs(checkpoint, prompts)
         gap = None
@@ -89,34 +87,15 @@ class Proof:
         }
 
 
-def _rendered(checkpoint: Checkpoint) -> list[str]:
-    """Conversations by the checkpoint's template, up to where an answer begins; none without one."""
-    if checkpoint.chat_template is None:
-        return []
-    template, found = turns.template_of(checkpoint), []
-    for conversation in turns.CONVERSATIONS:
-        try:
-            found.append(template.render(normalised(conversation), prompt=True, thinking=True))
-        except UserError:
-            continue  # a template may refuse a role
-    return found
-
-
 def check_conversations(client: Client, checkpoint: Checkpoint) -> int:
     """Compare conversations as the server renders and reads them with our own; returns how many.
 
     Raises RunError at the first that differs: the served template is not the trained one.
     """
-    if checkpoint.chat_template is None:
-        return 0
-    template, count = turns.template_of(checkpoint, turns.today()), 0
-    for conversation in turns.CONVERSATIONS:
-        try:
-            own = template.render(normalised(conversation), prompt=True, thinking=True)
-        except UserError:
-            continue
+    conversations = turns.rendered(checkpoint, turns.today())
+    bos = checkpoint.special_text("bos") if checkpoint.add_bos else None
+    for conversation, own in conversations:
         served = client.apply_template(list(conversation))
-        bos = checkpoint.special_text("bos") if checkpoint.add_bos else None
         plain = [text.removeprefix(bos) if bos else text for text in (own, served)]
         expected = checkpoint.encoder.encode(plain[0]).ids
         found = client.tokenize(plain[1], add_special=True, parse_special=True)
@@ -128,8 +107,7 @@ def check_conversations(client: Client, checkpoint: Checkpoint) -> int:
                 found=f"{served[-120:]!r}; likely cause: the chat template", expected=f"{own[-120:]!r}",
                 next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
             )  # fmt: skip
-        count += 1
-    return count
+    return len(conversations)
 
 
 def check_stops(client: Client, checkpoint: Checkpoint) -> list[int]:

@@ -82,8 +82,9 @@ class _Streamed:
         self.model = _empty(checkpoint)
         self._place = self._places()
         self._linears = self._inner_linears() if nf4 else set()
+        units = self._units()
         for name, module in self.model.named_modules():
-            if name in self._units():
+            if name in units:
                 module.forward = self._loading(name, module, module.forward)
 
     def hidden(self, ids_PT: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,9 +85,7 @@ def watched(work: Callable[[], object]) -> tuple[float, int]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started, peak
+        return seconds(work), peak
     finally:
         done.set()
         watcher.join()

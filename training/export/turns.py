@@ -1,9 +1,11 @@
 """Which token ends an answer: what a chat template writes behind it, as training has learnt it.
 
+Owns the conversations that an export is proved on, as the checkpoint's template renders them.
 llama.cpp stops at EOS and at the ends of turns that it knows by their text; an end that it does not know must be
 written into the file, or the served model talks on (B56).
 """
 
+import contextlib
 import datetime
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,17 @@ def template_of(checkpoint: "Checkpoint", date: str = _DATE) -> Template:
     """The checkpoint's own template with the texts of its special tokens."""
     specials = {f"{role}_token": checkpoint.special_text(role) for role in ("bos", "eos", "pad")}
     return Template(checkpoint.chat_template, {name: text for name, text in specials.items() if text}, date)
+
+
+def rendered(checkpoint: "Checkpoint", date: str = _DATE) -> list[tuple[tuple[dict, ...], str]]:
+    """Each conversation that the template takes, with its text up to where an answer begins; none without one."""
+    if checkpoint.chat_template is None:
+        return []
+    template, found = template_of(checkpoint, date), []
+    for conversation in CONVERSATIONS:
+        with contextlib.suppress(UserError):  # a template may refuse a role
+            found.append((conversation, template.render(normalised(conversation), prompt=True, thinking=True)))
+    return found
 
 
 def end_of_turn(checkpoint: "Checkpoint") -> int | None:

@@ -146,7 +146,7 @@ def open_file(path: Path) -> WeightsFile:
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
             header = files.parse_json(file.read(length))
         return WeightsFile(path, _tensors(path, header, 8 + length, size), 8 + length)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, json.JSONDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise IntegrityError(
             "not a safetensors file", where=path, found=str(error)[:300] or type(error).__name__,
             expected="a header that describes every byte after it",

@@ -22,7 +22,6 @@ _STAGED = "model"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "chat_template.jinja")
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OMP_NUM_THREADS")
-_LAST_LINES = 8
 
 
 def architectures(source: Path) -> frozenset[str]:
@@ -53,6 +52,14 @@ def architecture_of(source: Path, name: str) -> str | None:
                 return gguf.MODEL_ARCH_NAMES.get(number)
         found = next((classes[base.id] for base in found.bases if getattr(base, "id", None) in classes), None)
     return None
+
+
+def tensor_names(architecture: str, num_layers: int):
+    """llama.cpp's map from the names that weights have elsewhere to those in a GGUF: a `gguf.TensorNameMap`."""
+    import gguf
+
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], num_layers)
 
 
 def _registered(node: ast.ClassDef) -> set[str]:
@@ -131,11 +138,10 @@ class Conversion:
     def wait(self) -> None:
         """Wait for the end. Raises RunError with the converter's last lines where it failed."""
         if self._process.wait() != 0:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
             raise RunError(
                 "the converter failed",
                 where="llama.cpp convert_hf_to_gguf.py",
-                found=f"status {self._process.returncode}; its last lines:\n" + "\n".join(lines[-_LAST_LINES:]),
+                found=f"status {self._process.returncode}; its last lines:\n{sources.last_lines(self._log)}",
                 expected="a GGUF file",
             )
 

@@ -23,7 +23,6 @@ TOOL = "llama-quantize"
 K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 KIND = "llama.cpp tools"
 BUILD_COMMAND = "make export-build ARGS=--quantizer"
-_LAST_LINES = 8
 _BUILD_BYTES = 400 << 20
 # As docker/export.Dockerfile has them: nothing is tuned to this processor and nothing is fetched; -O1 for what only
 # moves data about, the quantising loops are C and keep -O3.
@@ -92,9 +91,8 @@ def _compile(source: Path, folder: Path, pin: Pin) -> None:
         with open(log, "ab") as output:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         if done.returncode:
-            lines = "\n".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:])
             raise MachineError(
-                "llama.cpp's quantiser could not be compiled", where=command[0], found=lines,
+                "llama.cpp's quantiser could not be compiled", where=command[0], found=sources.last_lines(log),
                 expected="a compiler for C++17", next_command=BUILD_COMMAND,
             )  # fmt: skip
     shutil.copy2(work / "bin" / TOOL, folder / TOOL)
@@ -126,7 +124,6 @@ def run(whole: Path, output: Path, quant: str, *, threads: int, importance: Path
             child.wait()
     if status:
         raise RunError(
-            f"{TOOL} failed", where=f"{whole.name} to {quant}",
-            found="\n".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]),
+            f"{TOOL} failed", where=f"{whole.name} to {quant}", found=sources.last_lines(log),
             expected="a quantised file",
         )  # fmt: skip

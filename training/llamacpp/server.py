@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from training.calculator.serving_fit import UBATCH_TOKENS
 from training.core import process
 from training.core.errors import MachineError, RunError
 from training.core.paths import REPOSITORY
@@ -27,7 +28,7 @@ from training.llamacpp.client import Client
 
 HOST = "127.0.0.1"
 SEED = 1
-BATCH_SIZE, UBATCH_SIZE = 2048, 512  # llama.cpp's defaults at the pin, said so that a later default changes nothing
+BATCH_SIZE, UBATCH_SIZE = 2048, UBATCH_TOKENS  # llama.cpp's at the pin, said so that a later default changes nothing
 SERVER_MODULE = "training.llamacpp.server_main"
 _LAST_LINES = 12
 _POLL_SECONDS = 0.05

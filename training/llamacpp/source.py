@@ -185,6 +185,11 @@ def _pip_error(pin: Pin, text: str) -> IntegrityError | MachineError:
     )
 
 
+def last_lines(log: Path, count: int = 8) -> str:
+    """The last lines of what a tool has written."""
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-count:])
+
+
 def _unpack(sdist: Path, subtree: str, target: Path) -> None:
     """Unpack one folder of a source distribution. Raises IntegrityError where a name or a link leaves it."""
     prefix, count, total_bytes = PurePosixPath(subtree), 0, 0
