@@ -256,7 +256,7 @@ def test_memfit_answers_within_half_a_second_and_without_torch():
 def test_bench_compares_times_of_one_run(call, monkeypatch):
     for room in ("tokenizer", "data"):
         monkeypatch.setattr(f"training.{room}.speed._TEXT_BYTES", 1 << 21)
-    monkeypatch.setattr("training.engine.loop_speed._STEPS_A_SAVE", 1)
+    monkeypatch.setattr("training.engine.loop_speed._STEPS", 1)
     rooms = [word for room in ("memfit", "data", "tokenizer", "loop") for word in ("--room", room)]
     code, document, text = call("bench", *rooms)
     assert code == 0
@@ -266,7 +266,7 @@ def test_bench_compares_times_of_one_run(call, monkeypatch):
         "text to ids on disk over the library's encode_batch_fast",
         "tokenizer training over the library called directly",
         "text to ids over the library's encode, each on one core",
-        "a window's batches over its step", "ten steps and a checkpoint over ten steps",
+        "a window's batches over its step", "the demo's steps with checkpoints over those without",
     ]  # fmt: skip
     for ratio in document["ratios"]:
         assert ratio["ratio"] == ratio["seconds"] / ratio["base_seconds"] > 0 and ratio["name"] in text

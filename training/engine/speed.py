@@ -53,12 +53,12 @@ evaluate: {{every_steps: null}}
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a run showed: seconds from its first step's end to its last's, losses, memory, and seconds before."""
+    """What a run showed: seconds from its first step's end to its last's, losses, memory, seconds until its first."""
 
     seconds: float
     losses: list[float]
     peak_bytes: int
-    first_step_seconds: float
+    started_seconds: float
 
     @property
     def mean_loss(self) -> float:
@@ -74,7 +74,7 @@ def run() -> list[Ratio]:
             recipe = place.lora()
             if importlib.util.find_spec("trl"):
                 ratios.append(_against(place, "LoRA over TRL's SFTTrainer", recipe, "sft"))
-            started = min(place.ours(recipe).first_step_seconds for _ in range(_TIMES))
+            started = min(place.ours(recipe).started_seconds for _ in range(_TIMES))
             ratios.append(Ratio("start to first step over loading the base", started, best(place.loads, _TIMES)))
         return ratios
 
@@ -117,9 +117,10 @@ class _Place:
         begun = time.time()
         summary = json.loads(self._command("train", "--config", str(recipe), "--json"))
         steps = list(read_events(Path(summary["folder"]), "step"))
+        first_seconds = steps[0]["train/tokens"] / steps[0]["speed/tokens_per_second"]
         return _Seen(
             steps[-1]["time"] - steps[0]["time"], [step["train/loss_nats"] for step in steps], summary["peak_bytes"],
-            steps[0]["time"] - begun,
+            steps[0]["time"] - first_seconds - begun,
         )  # fmt: skip
 
     def theirs(self, name: str, recipe: Path) -> _Seen:
