@@ -1,7 +1,8 @@
 """What a step costs beside the model's own work: the batch that is loaded, and a checkpoint written meanwhile.
 
 The model is that of the demo, over made-up tokens; both figures are ratios of times of one run. What a checkpoint adds
-is taken over a few steps, in which it is written to its end, and told over as many as the demo's recipe makes between two.
+is taken over a few steps, in which it is written to its end, and told over as many as the demo's recipe makes
+between two.
 """
 
 import contextlib
