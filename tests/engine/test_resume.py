@@ -113,6 +113,41 @@ def test_a_run_killed_twenty_times_ends_as_one_that_nobody_killed(recipe: Path):
     assert final_weights(run) == final_weights(wanted) and losses(run) == losses(wanted)
 
 
+def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: Path):
+    """Nothing of it was kept, so nothing is lost by that; where something was kept and is damaged, it is told."""
+    overrides = (
+        "stop.max_steps=40",
+        "checkpoint.every_steps=null",
+        "checkpoint.initial=false",
+        "evaluate.every_steps=null",
+    )
+    with Nursery() as nursery:
+        child = nursery.start("train", "--config", str(recipe), *overrides)
+        run = _begun_to_train()
+        _wait_for_a_step(run)
+        os.kill(child, signal.SIGKILL)
+        assert nursery.code() == -signal.SIGKILL
+    assert run.status() == "lost" and not run.steps()
+    assert main(["resume", run.id]) == 0 and run.status() == "completed"
+    _, unbroken = train(recipe, *overrides)
+    assert unbroken.id != run.id and final_weights(run) == final_weights(unbroken)
+    assert losses(run) == losses(unbroken)
+
+    (run.step_folder(40) / files.MANIFEST).unlink()
+    run.update(status="lost")
+    assert main(["resume", run.id]) == 5 and run.status() == "failed"
+
+
+def _begun_to_train() -> RunFolder:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for run in all_runs():
+            if _num_steps(run):
+                return run
+        time.sleep(0.01)
+    raise AssertionError("no run began")
+
+
 def _begun(other: RunFolder) -> RunFolder:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
