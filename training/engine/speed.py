@@ -25,6 +25,7 @@ from training.core.timing import Ratio, best
 from training.data.stdlib import StandardLibrary
 from training.recipe import bases
 from training.runs.events import read_events
+from training.runs.folder import RunFolder
 
 _BASE = "smollm2-135m-instruct"
 _TEXT_BYTES = 3 << 20
@@ -59,6 +60,7 @@ class _Seen:
     losses: list[float]
     peak_bytes: int
     started_seconds: float
+    is_compiled: bool = False
 
     @property
     def mean_loss(self) -> float:
@@ -69,7 +71,8 @@ def run() -> list[Ratio]:
     """Time both, in turns, the quickest of a few."""
     with tempfile.TemporaryDirectory(prefix="trainyard-") as name:
         place = _Place(Path(name))
-        ratios = [_against(place, "pretraining over Hugging Face's Trainer", place.demo(), "trainer")]
+        demo = place.demo()
+        ratios = [_against(place, "pretraining over Hugging Face's Trainer", demo, "trainer"), _compiled(place, demo)]
         if bases.find(_BASE).is_fetched:
             recipe = place.lora()
             if importlib.util.find_spec("trl"):
@@ -86,6 +89,14 @@ def _against(place: _Place, what: str, recipe: Path, name: str) -> Ratio:
         f"{what} (loss {ours.mean_loss:.3f} and {theirs.mean_loss:.3f})", ours.seconds, theirs.seconds,
         peak_bytes=ours.peak_bytes, base_peak_bytes=theirs.peak_bytes,
     )  # fmt: skip
+
+
+def _compiled(place: _Place, recipe: Path) -> Ratio:
+    """Steps of `memory.compile: auto` over plain ones; the trial before the first step chooses, and is not counted."""
+    pairs = [(place.ours(recipe, "memory.compile=auto"), place.ours(recipe)) for _ in range(_TIMES)]
+    ours, plain = (min(side, key=lambda seen: seen.seconds) for side in zip(*pairs, strict=True))
+    what = f"pretraining {'compiled' if ours.is_compiled else 'not compiled, by its trial,'} over plain"
+    return Ratio(what, ours.seconds, plain.seconds, peak_bytes=ours.peak_bytes, base_peak_bytes=plain.peak_bytes)
 
 
 class _Place:
@@ -112,15 +123,15 @@ class _Place:
         self._command("data-prepare", str(self._folder / "chat.jsonl"), "--name", "chat")
         return self._recipe("lora.yaml", _LORA)
 
-    def ours(self, recipe: Path) -> _Seen:
+    def ours(self, recipe: Path, *overrides: str) -> _Seen:
         """Train the recipe by the command, as anybody does."""
         begun = time.time()
-        summary = json.loads(self._command("train", "--config", str(recipe), "--json"))
-        steps = list(read_events(Path(summary["folder"]), "step"))
+        folder = Path(json.loads(self._command("train", "--config", str(recipe), *overrides, "--json"))["folder"])
+        summary, steps = RunFolder(folder).summary(), list(read_events(folder, "step"))
         first_seconds = steps[0]["train/tokens"] / steps[0]["speed/tokens_per_second"]
         return _Seen(
             steps[-1]["time"] - steps[0]["time"], [step["train/loss_nats"] for step in steps], summary["peak_bytes"],
-            steps[0]["time"] - first_seconds - begun,
+            steps[0]["time"] - first_seconds - begun, any(one["compiled"] for one in read_events(folder, "compile")),
         )  # fmt: skip
 
     def theirs(self, name: str, recipe: Path) -> _Seen:

@@ -136,7 +136,7 @@ class Trainer(Hooks):
         return TrainState(plan, planned_by, Rung.of(self.recipe), loss_scale=scale)
 
     def _require_nothing_trained(self) -> None:
-        """A run whose checkpoints are all damaged must not start afresh; one that was stopped before its first one does."""
+        """A run whose checkpoints are all damaged must not start afresh; one stopped before its first one does."""
         trained = sum(1 for _ in read_events(self.folder.path, "step"))
         if trained and not any(self.folder.checkpoints.glob("*")):
             _logger.warning("the run stopped before its first checkpoint: its %d steps are made again", trained)
