@@ -95,7 +95,7 @@ data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=
 	$(call need,DATASET,make data-peek DATASET=stdlib)
 	@$(TRAINYARD) data-peek "$$DATASET" $(ARGS)
 
-data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=name@hash
+data-verify: setup ## Hash every file of a data set, its tokens and its teachers' records. DATASET=name@hash
 	$(call need,DATASET,make data-verify DATASET=stdlib)
 	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
 

@@ -77,6 +77,8 @@ class Taken:
     faults: list[Fault] = field(default_factory=list)
     shared: list[Shared] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
+    fields: Counter[str] = field(default_factory=Counter)
+    """Of a draw: how many records have each field; with `=` behind it, how many a value that is preferred."""
     counts: Counter[str] = field(default_factory=Counter)
     worker: tuple[int, int] = (0, 0)
     """The process that read it: its id and its highest memory in bytes."""
@@ -102,6 +104,8 @@ class Intake:
             one, value = found
             own = record.own_texts(value)
             contaminated = self._contaminated(own, taken, number, identity)
+            if batch.name and "source" not in value:  # as it stands in the record's line
+                value = {**value, "source": batch.name}
             rows.append(self._row(one, value, batch.source, contaminated, taken))
             lines.append(one.line)
             if self._bands:
@@ -166,12 +170,16 @@ class Intake:
 
     def _draw(self, value: dict, taken: Taken) -> tuple[int, int]:
         settings = self._settings
+        taken.fields.update(record.field_names(value))
         name = record.field(value, settings.draw_by) if settings.draw_by else None
         label = split.hash64((name or "").encode())
         taken.labels.setdefault(label, name or "(none)")
         preferred, values = settings.preferred
         found = record.field(value, preferred) if preferred else None
-        return label, values.index(found) if found in values else len(values)
+        if found not in values:
+            return label, len(values)
+        taken.fields[f"{preferred}="] += 1
+        return label, values.index(found)
 
 
 def _too_long(num_bytes: int) -> Reason:

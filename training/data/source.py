@@ -100,10 +100,13 @@ class Jsonl(Source):
         self.sha256 = _of_files(digests)
 
     def _recognised(self, data: bytes, path: Path) -> str | None:
-        """The form of the first record that has one. Raises UserError for a JSON array, whose lines are no records."""
-        parser = jsonl.Parser()
-        for number, body in jsonl.bodies(data, Counter()):
-            if body.lstrip().startswith(b"["):
+        """The form of the first record that has one. Raises UserError for a JSON array, whose lines are no records.
+
+        Lists on lines of their own are no array, but so many bad records.
+        """
+        parser, lines = jsonl.Parser(), list(jsonl.bodies(data, Counter()))
+        for number, body in lines:
+            if body.lstrip().startswith(b"[") and (len(lines) == 1 or parser.value(body)[1]):
                 raise _json_array(path, number + 1)
             if form := record.form_of(parser.value(body)[0]):
                 return form

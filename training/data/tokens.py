@@ -20,7 +20,6 @@ from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
 from training.data import workers
-from training.data.dataset import KIND as DATASET_KIND
 from training.data.dataset import TOKENS, Dataset
 from training.data.shard import SampleShard, Shard
 from training.data.supervised import Encoded
@@ -116,7 +115,7 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None =
     folder = folder_of(dataset, tokenizer, settings)
     with store.exclusive(folder, KIND):
         if not store.reusable(folder, KIND):
-            files.verify_manifest(dataset.folder, DATASET_KIND)
+            dataset = dataset.verified()
             _require_space(folder, dataset, tokenizer)
             with files.atomic_folder(folder) as temporary:
                 _write(temporary, dataset, tokenizer, settings)
