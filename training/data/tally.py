@@ -9,7 +9,8 @@ import logging
 from collections import Counter
 
 from training.core.errors import UserError
-from training.data import record, supervised
+from training.core.units import format_number
+from training.data import record, shorten, supervised, unrendered
 from training.data.supervised import Encoded, LeftOut
 from training.data.supervision import Settings, lever
 
@@ -24,11 +25,16 @@ class Tally:
         self._reference, self._split, self._settings = reference, split, settings
         self._left_out = dict.fromkeys(supervised.LEFT_OUT, 0)
         self._first: dict[str, list[str]] = {}
+        self._noted_at: dict[str, list[str]] = {}
         self._notes: Counter[str] = Counter(dict.fromkeys(supervised.NOTED, 0))
 
     def add(self, encoded: Encoded) -> None:
         """Count a batch. Raises UserError at a record that the settings do not leave out."""
         self._notes.update(encoded.notes)
+        for note, line in encoded.noted:
+            places = self._noted_at.setdefault(note, [])
+            if len(places) < _SHOWN:
+                places.append(f"{self._split}.jsonl:{line + 1}")
         for one in encoded.left_out:
             self._leave_out(one)
 
@@ -80,9 +86,10 @@ class Tally:
         for reason, places in self._first.items():
             count = self._left_out[reason]
             _logger.warning("%s: %d left out, %s: %s", self._split, count, _words(reason), "; ".join(places))
-        for note in (supervised.SHORTENED, supervised.ANSWER_CUT, supervised.LAST_ONLY):
+        for note, meaning in _MEANING.items():
             if self._notes[note]:
-                _logger.warning("%s: %d records, %s", self._split, self._notes[note], _MEANING[note])
+                records, places = format_number(self._notes[note], "record"), ", ".join(self._noted_at[note])
+                _logger.warning("%s: %s %s: %s", self._split, records, meaning, places)
         if self._split == "train" and self._settings.loss_on != "assistant" and self._notes[supervised.MIXES]:
             _logger.warning(
                 "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
@@ -91,13 +98,21 @@ class Tally:
 
     def figures(self) -> dict:
         """What the manifest says of it."""
-        return {"left_out": dict(self._left_out), "first_left_out": self._first, "noted": dict(self._notes)}
+        return {
+            "left_out": dict(self._left_out), "first_left_out": self._first,
+            "noted": dict(self._notes), "first_noted": self._noted_at,
+        }  # fmt: skip
 
 
 _MEANING = {
     supervised.SHORTENED: "shortened to data.seq_len",
-    supervised.ANSWER_CUT: "whose answer's end did not fit and is cut off",
+    shorten.ANSWER_CUT: "whose answer's end did not fit and is cut off",
+    shorten.QUESTION_CUT: "whose latest user's turn is cut, and with it what may have been asked "
+    "(data.overlong=drop leaves them out)",
     supervised.LAST_ONLY: "trained on their last answer alone, since the template rewrites the others",
+} | {
+    supervised.NOT_IN_TEXT[kind]: f"with {words} that the chat template leaves out of the text"
+    for kind, words in unrendered.KINDS.items()
 }
 
 
