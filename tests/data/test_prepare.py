@@ -269,7 +269,7 @@ def test_a_whole_data_set_is_verified_with_its_tokens(tmp_path: Path, capsys: py
     assert main(["data-peek", "a", "--tokenizer", "a"]) == 0
     capsys.readouterr()
     assert main(["data-verify", "a"]) == 0
-    assert "1 sets" in capsys.readouterr().err
+    assert "1 set: " in capsys.readouterr().err
     folder = dataset.resolve("a")
     shard = next((folder / "tokens").iterdir()) / "train.tokens.bin"
     shard.write_bytes(shard.read_bytes()[:-2] + b"\0\0")
@@ -294,6 +294,38 @@ def test_what_is_wrong_with_a_data_set_is_told_with_exit_5(tmp_path: Path, damag
     damage(folder)
     assert main(["data-verify", str(folder)]) == 5
     assert found in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda said: (said / "train.top.bin").write_bytes(b"\1" * 9), "train.top.bin: a file has another size"),
+        (lambda said: (said / "train.top.bin").write_bytes(b"\1" * 8), "train.top.bin: a file's bytes have changed"),
+        (lambda said: (said / "manifest.json").unlink(), "not a complete teaching"),
+        (lambda said: said.rename(said.with_name("0" * 12)), "the folder's name is another hash"),
+        (lambda said: _retold(said, "b" * 64), "what a teacher said is of other tokens, bbbbbbbbbbbb"),
+    ],
+    ids=["size", "bytes", "incomplete", "name", "tokens"],
+)
+def test_what_teachers_said_is_verified_with_the_tokens_that_it_is_of(tmp_path: Path, damage, found: str, capsys):
+    folder = made(write(tmp_path / "a.jsonl", records()))[0]
+    digest = "c" * 64
+    shard = folder / "tokens" / digest[:12]
+    said = shard / dataset.TEACHERS / ("a" * 12)
+    said.mkdir(parents=True)
+    files.write_manifest(shard, "tokens", {"hash": digest, "dataset": {"hash": dataset.load(folder).hash}}, [])
+    (said / "train.top.bin").write_bytes(b"\0" * 8)
+    _retold(said, digest)
+    (shard / dataset.TEACHERS / ".b.recording").mkdir()  # one that is still made
+    assert main(["data-verify", str(folder)]) == 0
+    assert "1 record: aaaaaaaaaaaa" in capsys.readouterr().err
+    damage(said)
+    assert main(["data-verify", str(folder)]) == 5
+    assert found in capsys.readouterr().err
+
+
+def _retold(said: Path, tokens: str) -> None:
+    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens})
 
 
 def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture):
