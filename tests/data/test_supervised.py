@@ -287,7 +287,7 @@ def test_tool_turns_go_before_the_task_and_the_latest_page_loses_its_end(tokeniz
     assert trained_text(tokenizer, sample) == "look<|im_end|>found<|im_end|>"
 
 
-def test_a_question_that_is_cut_is_counted_and_told(tokenizer, chat, caplog):
+def test_a_question_that_is_cut_is_counted_and_told(tokenizer, tmp_path, caplog):
     """R14 cuts the end of the latest page, and there the question may have stood: whoever asked for it is told."""
     asked = talk("page " * 60 + "What is asked?", "a")
     settings = limited(length_of(tokenizer, asked) - 20, "left")
@@ -298,7 +298,8 @@ def test_a_question_that_is_cut_is_counted_and_told(tokenizer, chat, caplog):
     assert one.notes == ("shortened", "question_cut") and "asked" not in tokenizer.decode(one.ids.tolist())
     for kept in (two, three):
         assert "shortened" in kept.notes and "question_cut" not in kept.notes
-    _, data = chat([asked | {"split": "train"}, talk("q", "v") | {"split": "validation"}])
+    rows = [asked | {"split": "train"}, talk("q", "v") | {"split": "validation"}]
+    data = make_dataset(tmp_path, rows, train_ratio=0.9, val_ratio=0.1)
     noted = tokens.open_split(tokens.tokenize(data, tokenizer, settings), "train").manifest["splits"]["train"]
     assert noted["noted"]["question_cut"] == 1 and noted["first_noted"]["question_cut"] == ["train.jsonl:1"]
     assert "what may have been asked" in caplog.text and "train.jsonl:1" in caplog.text

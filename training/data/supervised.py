@@ -21,16 +21,16 @@ from training.data import shorten, unrendered
 from training.data.chat import Rendered, Renderer, Unfollowable
 from training.data.conversation import Conversation, of_record
 from training.data.record import shown
-from training.data.supervision import Settings, lever
+from training.data.supervision import SHORTENED, TOO_LONG, Settings, lever
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 from training.tokenizer.encoder import any_of
 from training.tokenizer.template import Unrenderable, of_tokenizer
 
-TOO_LONG, CONTROL, UNRENDERED, LOST, UNFOLLOWED, UNTRAINED = (
-    "too_long", "control_token_in_text", "not_rendered", "answer_not_rendered", "not_followed", "nothing_trained",
+CONTROL, UNRENDERED, LOST, UNFOLLOWED, UNTRAINED = (
+    "control_token_in_text", "not_rendered", "answer_not_rendered", "not_followed", "nothing_trained",
 )  # fmt: skip
 LEFT_OUT = (TOO_LONG, CONTROL, UNRENDERED, LOST, UNFOLLOWED, UNTRAINED)
-SHORTENED, LAST_ONLY, MIXES = "shortened", "last_answer_only", "several_answers"
+LAST_ONLY, MIXES = "last_answer_only", "several_answers"
 NOT_IN_TEXT = {kind: f"{kind}_not_rendered" for kind in unrendered.KINDS}
 NOTED = (SHORTENED, shorten.ANSWER_CUT, shorten.QUESTION_CUT, LAST_ONLY, *NOT_IN_TEXT.values(), MIXES)
 _PLACES_A_BATCH = 3

@@ -12,7 +12,7 @@ from training.core.errors import UserError
 from training.core.units import format_number
 from training.data import record, shorten, supervised, unrendered
 from training.data.supervised import Encoded, LeftOut
-from training.data.supervision import Settings, lever
+from training.data.supervision import SHORTENED, TOO_LONG, Settings, lever
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -39,7 +39,7 @@ class Tally:
             self._leave_out(one)
 
     def _leave_out(self, one: LeftOut) -> None:
-        too_long = one.reason == supervised.TOO_LONG
+        too_long = one.reason == TOO_LONG
         self._left_out[one.reason] += 1
         if (self._settings.overlong if too_long else self._settings.on_error) == "refuse":
             raise UserError(
@@ -74,7 +74,7 @@ class Tally:
     def _nothing_left(self) -> UserError:
         reasons = [f"{count} {_words(reason)}" for reason, count in self._left_out.items() if count]
         examples = [place for places in self._first.values() for place in places[:1]]
-        too_long = self._left_out[supervised.TOO_LONG] > 0
+        too_long = self._left_out[TOO_LONG] > 0
         return UserError(
             "nothing is left to train on", where=f"{self._reference} {self._split}.jsonl",
             found=f"{', '.join(reasons)} ({'; '.join(examples)})",
@@ -105,7 +105,7 @@ class Tally:
 
 
 _MEANING = {
-    supervised.SHORTENED: "shortened to data.seq_len",
+    SHORTENED: "shortened to data.seq_len",
     shorten.ANSWER_CUT: "whose answer's end did not fit and is cut off",
     shorten.QUESTION_CUT: "whose latest user's turn is cut, and with it what may have been asked "
     "(data.overlong=drop leaves them out)",
