@@ -7,6 +7,7 @@ documents + left out, always.
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 
 from training.core.errors import UserError
 from training.core.units import format_number
@@ -82,14 +83,18 @@ class Tally:
             next_command=lever("overlong", "left") if too_long else lever("on_error", "refuse"),
         )  # fmt: skip
 
-    def _tell(self) -> None:
-        for reason, places in self._first.items():
-            count = self._left_out[reason]
-            _logger.warning("%s: %d left out, %s: %s", self._split, count, _words(reason), "; ".join(places))
+    def words(self, figures: dict | None = None) -> Iterator[str]:
+        """What was left out or changed, each with its first places; of a manifest's figures where they are given."""
+        figures = figures or self.figures()
+        for reason, places in figures["first_left_out"].items():
+            yield f"{figures['left_out'][reason]} left out, {_words(reason)}: {'; '.join(places)}"
         for note, meaning in _MEANING.items():
-            if self._notes[note]:
-                records, places = format_number(self._notes[note], "record"), ", ".join(self._noted_at[note])
-                _logger.warning("%s: %s %s: %s", self._split, records, meaning, places)
+            if count := figures["noted"][note]:
+                yield f"{format_number(count, 'record')} {meaning}: {', '.join(figures['first_noted'][note])}"
+
+    def _tell(self) -> None:
+        for words in self.words():
+            _logger.warning("%s: %s", self._split, words)
         if self._split == "train" and self._settings.loss_on != "assistant" and self._notes[supervised.MIXES]:
             _logger.warning(
                 "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
