@@ -70,9 +70,13 @@ def _share(text: str) -> float:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.data import dataset
+    from training.data.folder import in_words
     from training.data.prepare import Preparation
 
     sources, name = _sources(args)
+    for one in sources:
+        if words := in_words(one.left_out):  # also where the command fails: what is missing may be the reason
+            report.add("files" if len(sources) == 1 else f"files of {one.label}", words)
     preparation = Preparation(
         sources, name=args.name or name, settings=_settings(args), decontaminate=args.decontaminate,
         workers=args.workers,

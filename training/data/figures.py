@@ -84,6 +84,7 @@ class Figures:
                     "label": one.label, "weight": one.weight, "input": read.num_good[number] + rejected,
                     "kept": num_kept, "dropped": read.num_good[number] - num_kept, "rejected": rejected,
                     "text_bytes": int(text_bytes[here].sum(dtype=np.int64)),
+                    "left_out": dict(sorted((+one.left_out).items())),
                 }
             )  # fmt: skip
         return figures

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from training.core import process
-from training.data import jsonl, record, split
+from training.core.errors import UserError
+from training.data import blocks, jsonl, record, split
 from training.data.contamination import Evaluations
 from training.data.ledger import COLUMNS
 from training.data.near import Bands, Sketches
@@ -137,8 +138,12 @@ class Intake:
 
     def _file(self, batch: Batch, path: str, data: bytes, taken: Taken) -> tuple[Record, dict] | list[Reason]:
         """A file of text as a record: its path is the id, the first step of it the group."""
-        if len(data) > self._settings.max_record_bytes:
-            return [_too_long(len(data))]
+        try:
+            data, num_bytes = blocks.content(path, data, self._settings.max_record_bytes)
+        except UserError as error:
+            return [Reason("damaged", f"{error.what}: {error.found}")]
+        if num_bytes > self._settings.max_record_bytes:
+            return [_too_long(num_bytes)]
         if data.startswith(jsonl.BYTE_ORDER_MARK):
             data = data[len(jsonl.BYTE_ORDER_MARK) :]
             taken.counts["byte_order_marks"] += 1

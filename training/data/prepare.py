@@ -121,7 +121,7 @@ class Preparation:
         if not len(read.ledger):
             raise UserError(
                 "the input holds no record", where=", ".join(one.label for one in self.sources),
-                found=f"{read.num_rejected} bad records" if read.num_rejected else "blank lines alone",
+                found=format_number(read.num_rejected, "bad record") if read.num_rejected else "blank lines alone",
                 next_command=source.EXAMPLE,
             )  # fmt: skip
         finder = _NearFinder(work / SPOOL, read.ledger, self.settings.near) if self.settings.near else None

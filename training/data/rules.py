@@ -23,6 +23,7 @@ RULES = {
     "half_surrogate": "half of a surrogate pair, which UTF-8 cannot hold",
     "nested_too_deep": "lists and objects within each other, more than 64 deep",
     "too_long": "a longer line than --max-record",
+    "damaged": "a packed file of a folder of text that is damaged or cut short",
     "no_object": "the line holds something that is no object",
     "no_form": "the record has none of the forms",
     "missing_key": "a key of the source's form is missing",
