@@ -363,11 +363,12 @@ def test_batches_are_whole_lines_and_only_a_few_are_waiting(many: Path):
             handed_out.append(number)
             yield intake.Batch(0, "x", 1, b'{"text":"a"}\n', "text")
 
-    results = pool.taken(batches(), Settings(near=0), None, 2, "")
-    next(results)
-    time.sleep(0.5)
-    assert len(handed_out) <= 6
-    assert sum(1 for _ in results) == 39
+    with pool.started(2, intake.taker, Settings(near=0), None, way_out="") as work:
+        results = work(batches())
+        next(results)
+        time.sleep(0.5)
+        assert len(handed_out) <= 6
+        assert sum(1 for _ in results) == 39
     data = b"".join(block.data for block in blocks.read(many, 1 << 20, len))
     assert data == many.read_bytes()
     assert all(block.data.endswith(b"\n") for block in blocks.read(many, 1 << 20, len))

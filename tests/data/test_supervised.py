@@ -13,7 +13,7 @@ import pytest
 from tests.data import templates
 from tests.data.test_tokens import make_dataset, make_tokenizer, texts
 from training.core.errors import RunError, UserError
-from training.data import tokens, workers
+from training.data import encoding, pool, tokens
 from training.data.supervised import Encoder, LeftOut, Sample
 from training.data.supervision import Settings
 from training.data.tally import Tally
@@ -426,8 +426,8 @@ def test_processes_change_nothing(tokenizer, chat, monkeypatch, num_workers):
     alone = tokens.tokenize(data, tokenizer, settings)
     expected = {path.name: path.read_bytes() for path in alone.iterdir()}
     shutil.rmtree(alone)
-    monkeypatch.setattr(workers, "count_for", lambda text_bytes: num_workers)
-    monkeypatch.setattr(workers, "_BATCH_RECORDS", 17)
+    monkeypatch.setattr(encoding, "count_for", lambda text_bytes: num_workers)
+    monkeypatch.setattr(encoding, "_BATCH_RECORDS", 17)
     assert tokens.tokenize(data, tokenizer, settings) == alone
     assert {path.name: path.read_bytes() for path in alone.iterdir()} == expected
     with pytest.raises(UserError, match="too long") as caught:
@@ -437,21 +437,21 @@ def test_processes_change_nothing(tokenizer, chat, monkeypatch, num_workers):
 
 def test_a_process_that_is_killed_is_told_and_leaves_nothing(tokenizer, chat, monkeypatch):
     data = chat(*(talk(f"question {i}", f"answer {i}") for i in range(200)))
-    monkeypatch.setattr(workers, "count_for", lambda text_bytes: 2)
-    monkeypatch.setattr(workers, "_BATCH_RECORDS", 5)
-    monkeypatch.setattr(workers, "_send", _killing(workers._send))
-    with pytest.raises(RunError, match="process that encodes records has ended"):
+    monkeypatch.setattr(encoding, "count_for", lambda text_bytes: 2)
+    monkeypatch.setattr(encoding, "_BATCH_RECORDS", 5)
+    monkeypatch.setattr(pool, "_submitted", _killing(pool._submitted))
+    with pytest.raises(RunError, match="a worker process died"):
         tokens.tokenize(data, tokenizer, ANSWERS)
     assert not list(data.folder.glob("tokens/*")) and not multiprocessing.active_children()
 
 
-def _killing(send: Callable) -> Callable:
-    def killing(pipe, batch):
-        send(pipe, batch)
+def _killing(submitted: Callable) -> Callable:
+    def killing(executor, batch):
         if batch[0] >= 20:
             for process in multiprocessing.active_children():
                 process.kill()
                 process.join()
+        return submitted(executor, batch)
 
     return killing
 

@@ -5,6 +5,7 @@ and the rules in force, so that neither the number of workers nor their speed de
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -191,18 +192,6 @@ def _too_long(num_bytes: int) -> Reason:
     return Reason("too_long", f"{num_bytes} bytes")
 
 
-# ---- in a process of its own
-
-_here: Intake | None = None
-
-
-def start(settings: Settings, evaluations: Evaluations | None, parent: int) -> None:
-    """Make this process a worker: it leaves signals to its parent and ends with it."""
-    global _here
-    process.end_with(parent)
-    _here = Intake(settings, evaluations)
-
-
-def take(batch: Batch) -> Taken:
-    """Read a batch in a worker."""
-    return _here.take(batch)
+def taker(settings: Settings, evaluations: Evaluations | None) -> Callable[[Batch], Taken]:
+    """What takes batches, as a worker makes it."""
+    return Intake(settings, evaluations).take

@@ -23,7 +23,7 @@ from training.core.progress import Progress
 from training.core.units import format_bytes
 from training.data import blocks, pool, rules
 from training.data.contamination import Evaluations
-from training.data.intake import Batch, Fault, Taken
+from training.data.intake import Batch, Fault, Taken, taker
 from training.data.ledger import COLUMNS, Ledger
 from training.data.near import NUM_VALUES, Bands
 from training.data.record import shown
@@ -35,6 +35,7 @@ SPOOL, REJECTED, CONTAMINATED = "spool", "rejected.jsonl", "contaminated.jsonl"
 _PROCESS_BYTES = 160 << 20
 _MEMORY_BYTES_A_RECORD = 40
 _PACKED_RATIO = 4
+_ALONE_BELOW_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Reading:
         self._sources, self._settings, self._evaluations = sources, settings, evaluations
         self._folder, self._command = folder, command
         self._size_bytes = sum(source.size_bytes for source in sources)
-        self._workers = pool.default_workers(self._size_bytes) if workers is None else workers
+        self._workers = pool.count_for(self._size_bytes, _ALONE_BELOW_BYTES) if workers is None else workers
         self._num_bands = Bands(settings.near).num if settings.near else 0
 
     def run(self) -> Read:
@@ -123,7 +124,8 @@ class Reading:
             self._contaminated = stack.enter_context(open(self._folder / CONTAMINATED, "wb"))
             self._progress = stack.enter_context(Progress("records", self._size_bytes, "B"))
             alone = self._command(self._settings, "--workers 0")
-            for taken in pool.taken(self._batches(), self._settings, self._evaluations, self._workers, alone):
+            start = pool.started(self._workers, taker, self._settings, self._evaluations, way_out=alone)
+            for taken in stack.enter_context(start)(self._batches()):
                 self._keep(taken, spool)
                 workers[taken.worker[0]] = max(taken.worker[1], workers.get(taken.worker[0], 0))
         for source in self._sources:
