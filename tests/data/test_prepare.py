@@ -140,6 +140,23 @@ def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, cap
     assert main(["data-prepare", str(path), *options]) == 0
 
 
+def test_groups_that_records_join_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Sixty groups, of which the first twenty share a record and could be parted no more."""
+    rows = [{"text": f"a text of its own, number {i * 7919}", "group": f"g{i}"} for i in range(60)]
+    rows += [{"text": "a text that they have in common", "group": f"g{i}"} for i in range(20)]
+    write(tmp_path / "a.jsonl", rows)
+    assert main(["data-prepare", str(tmp_path / "a.jsonl"), "--near", "0"]) == 0
+    error = capsys.readouterr().err
+    assert "60 groups are named, 19 of them joined with another" in error
+    assert "41 could be split, the largest with 34% of the records" in error
+    write(tmp_path / "b.jsonl", [{"text": "the same", "group": f"g{i}"} for i in range(9)])
+    assert main(["data-prepare", str(tmp_path / "b.jsonl"), "--near", "0"]) == 2
+    assert "1 group after 8 were joined with another by a shared record or near-duplicates" in capsys.readouterr().err
+    write(tmp_path / "c.jsonl", [*rows[:40], {"text": rows[0]["text"].upper(), "group": "g0"}])
+    assert main(["data-prepare", str(tmp_path / "c.jsonl"), "--near", "0.9"]) == 0
+    assert "2 records in 1 cluster, 2 in the largest" in capsys.readouterr().err
+
+
 def test_a_split_that_nobody_asked_for_is_absent(tmp_path: Path):
     data = dataset.load(made(write(tmp_path / "a.jsonl", records()), train_ratio=0.9, val_ratio=0.1)[0])
     assert data.splits == ["train", "validation"]

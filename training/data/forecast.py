@@ -58,8 +58,8 @@ def of_recipe(recipe: Recipe, data: Dataset, tokenizer: Tokenizer) -> Iterator[O
         tally = Tally(data.reference, split, settings)
         num_seen = num_records
         if split not in counted:
-            lines = islice(enumerate(data.iter_records(split)), 0, None, math.ceil(num_records / _TRIED))
-            encoded = encoder.batch(list(lines))
+            lines = islice(enumerate(data.iter_lines(split)), 0, None, math.ceil(num_records / _TRIED))
+            encoded = encoder.batch([(number, files.parse_json(line)) for number, line in lines])
             tally.add(encoded)
             num_seen = len(encoded.lines) + len(encoded.left_out)
         yield Outcome(split, num_seen, num_records, tuple(tally.words(counted.get(split))))

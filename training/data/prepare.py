@@ -136,7 +136,8 @@ class Preparation:
             self._move_lists(work, folder, read)
             stats = figures.Figures(self.sources, read, grouping, assignment, copies).stats() | {"draw": shares}
             if assignment.num_straddling:
-                _logger.warning("%d groups lie in more than one split, as their records ask", assignment.num_straddling)
+                parted = format_number(assignment.num_straddling, "group")
+                _logger.warning("in more than one split, as their records ask: %s", parted)
             files.write_json(folder / STATS, stats)
             files.write_manifest(folder, KIND, self._manifest(stats, key))
         self.peak_memory_bytes = read.peak_memory_bytes
@@ -176,7 +177,7 @@ class Preparation:
         joined = assignment.num_linked_groups
         groups = format_number(assignment.num_groups - joined, "group")
         if joined:
-            groups += f", {joined} more being joined with them by a record or near-duplicates that they share"
+            groups += f" after {joined} were joined with another by a shared record or near-duplicates"
         latest = max((int(block.max(initial=0)) for _, block in ledger.blocks("day")), default=0)
         day = f"{latest:08d}"
         nearest = split.way_out(ledger, self.settings, finder)
