@@ -43,8 +43,9 @@ def test_what_is_no_size_is_refused(text: str):
 
 @pytest.mark.parametrize("text", ["12", "4096", "1.5"])
 def test_a_size_without_a_unit_is_refused(text: str):
-    with pytest.raises(UserError, match="a size without a unit"):
-        units.parse_bytes(text)
+    with pytest.raises(UserError, match="a size without a unit") as caught:
+        units.parse_bytes(text, "--vram")
+    assert caught.value.where == "--vram" and f"{text}GiB" in caught.value.next_command
 
 
 def test_quantities_are_written_for_people():

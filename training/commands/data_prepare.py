@@ -106,7 +106,9 @@ def _settings(args: argparse.Namespace):
     from training.data.settings import MAX_RECORD_BYTES, Settings
 
     given = {item.name: getattr(args, item.name) for item in fields(Settings) if hasattr(args, item.name)}
-    return Settings(**given, max_record_bytes=parse_bytes(args.max_record) if args.max_record else MAX_RECORD_BYTES)
+    return Settings(
+        **given, max_record_bytes=parse_bytes(args.max_record, "--max-record") if args.max_record else MAX_RECORD_BYTES
+    )
 
 
 def _sources(args: argparse.Namespace) -> tuple[list, str]:

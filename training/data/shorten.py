@@ -4,6 +4,7 @@ Owns the order (R14). A conversation loses, of each as little as it needs and th
 observations (tool turns; where there are none, user turns) but the latest; the exchanges in which nothing is trained
 any more, whole; the end of the latest observation; what users said beside tools; other exchanges, whole; the text of
 earlier answers. `[...]` stands where text was. An answer to what is gone, or without its text, is context and no label.
+The latest observation may be what was asked, with the question at its end: QUESTION_CUT says that some of it is gone.
 A plain prompt loses its beginning. The last answer stays whole if it can; else its first tokens stay, 96 of them or
 more, and no end of turn is invented (B21). What does not fit even so is returned as it is, too long.
 """
