@@ -14,8 +14,8 @@ with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
 
-# A target that needs a variable says so by itself: $(call need,CONFIG,the example)
-need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
+# A target that lacks a variable calls its command without it, which refuses in its own words: $(call need,CONFIG)
+need = $(if $($(1)),,@$(TRAINYARD) $@)
 
 ##@ Set up
 .PHONY: help setup test lint doctor smoke
@@ -69,7 +69,7 @@ recipe: setup ## List the recipes (ARGS="show NAME", "copy NAME TO", "check FILE
 	@$(TRAINYARD) recipe $(or $(ARGS),ls)
 
 memfit: setup ## Will it fit? CONFIG=recipe.yaml (ARGS="--solve batch --vram 10GiB data.seq_len=1024")
-	$(call need,CONFIG,make memfit CONFIG=recipes/reference/pretrain-1b.yaml)
+	$(call need,CONFIG)
 	@$(TRAINYARD) memfit --config "$$CONFIG" $(ARGS)
 
 bench-memfit: setup ## memfit's estimates against published measurements (ARGS="--rows --peers")
@@ -79,62 +79,62 @@ bench: setup ## Time every room beside what else does its work (ARGS="--room dat
 	@$(TRAINYARD) bench $(ARGS)
 
 check: setup ## Preflight of a recipe: data, tokenizer, memory, disk. CONFIG=recipe.yaml
-	$(call need,CONFIG,make check CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	$(call need,CONFIG)
 	@$(TRAINYARD) check --config "$$CONFIG" $(ARGS)
 
 ##@ Prepare
 .PHONY: base-fetch data-prepare data-peek data-verify teacher-record tokenizer-train tokenizer-measure tokenizer-add
 base-fetch: setup ## Fetch a pinned base model, hashes checked. BASE=name (ARGS="--pin" or "--from DIR")
-	$(call need,BASE,make base-fetch BASE=smollm2-135m-instruct)
+	$(call need,BASE)
 	@$(TRAINYARD) base-fetch "$$BASE" $(ARGS)
 
 data-prepare: setup ## Records to a data set. INPUT=my.jsonl (or ARGS="--stdlib")
 	@$(TRAINYARD) data-prepare $(if $(INPUT),"$$INPUT") $(ARGS)
 
 data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=name@hash (ARGS="--tokenizer NAME")
-	$(call need,DATASET,make data-peek DATASET=stdlib)
+	$(call need,DATASET)
 	@$(TRAINYARD) data-peek "$$DATASET" $(ARGS)
 
-data-verify: setup ## Hash every file of a data set and of its tokens. DATASET=name@hash
-	$(call need,DATASET,make data-verify DATASET=stdlib)
+data-verify: setup ## Hash every file of a data set, its tokens and its teachers' records. DATASET=name@hash
+	$(call need,DATASET)
 	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
 
 teacher-record: setup ## Record a teacher for method distill; goes on where it stopped. CONFIG=recipe.yaml TEACHER=base|run|file.gguf|URL
-	$(call need,CONFIG,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
-	$(call need,TEACHER,make teacher-record CONFIG=recipes/distill/smollm2-135m.yaml TEACHER=smollm2-135m-instruct)
+	$(call need,CONFIG)
+	$(call need,TEACHER)
 	@$(TRAINYARD) teacher-record --config "$$CONFIG" --teacher "$$TEACHER" $(ARGS)
 
 tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET=name@hash
-	$(call need,DATASET,make tokenizer-train DATASET=stdlib)
+	$(call need,DATASET)
 	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
 
 tokenizer-measure: setup ## Compare tokenizers on a data set. DATASET=name@hash (ARGS="NAME FOLDER FILE.gguf --sweep 2048,4096")
-	$(call need,DATASET,make tokenizer-measure DATASET=stdlib ARGS=stdlib)
+	$(call need,DATASET)
 	@$(TRAINYARD) tokenizer-measure --dataset "$$DATASET" $(ARGS)
 
 tokenizer-add: setup ## Add tokens to a base's tokenizer. BASE=folder or name@hash (ARGS="--token '<x>' --name NAME")
-	$(call need,BASE,make tokenizer-add BASE=/app/models/my-base ARGS="--token '<x>'")
+	$(call need,BASE)
 	@$(TRAINYARD) tokenizer-add "$$BASE" $(ARGS)
 
 ##@ Train
 .PHONY: train-calibrate train resume runs evaluate
 train-calibrate: setup ## The estimate against a few real steps on this machine. CONFIG=recipe.yaml (ARGS="--out record.json")
-	$(call need,CONFIG,make train-calibrate CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	$(call need,CONFIG)
 	@$(TRAINYARD) train-calibrate --config "$$CONFIG" $(ARGS)
 
 train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
-	$(call need,CONFIG,make train CONFIG=recipes/demo/pretrain-stdlib.yaml)
+	$(call need,CONFIG)
 	@$(TRAINYARD) train --config "$$CONFIG" $(ARGS)
 
 resume: setup ## Go on with a run. RUN=id or latest
-	$(call need,RUN,make resume RUN=latest)
+	$(call need,RUN)
 	@$(TRAINYARD) resume "$$RUN" $(ARGS)
 
 runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS="--with OTHER --plot loss.png --follow")
 	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)
 
 evaluate: setup ## Loss and exams of a model. CHECKPOINT=run, base or file (ARGS="--exam my-exam.jsonl --against MODEL")
-	$(call need,CHECKPOINT,make evaluate CHECKPOINT=latest)
+	$(call need,CHECKPOINT)
 	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
 
 ##@ Ship
@@ -143,27 +143,27 @@ export-build: setup ## Fetch the pinned llama.cpp, verified; build the export im
 	@$(TRAINYARD) export-build $(ARGS)
 
 export-gguf: setup ## Checkpoint to GGUF, with parity proved. CHECKPOINT=run, folder or base (ARGS="--quant F16,Q8_0")
-	$(call need,CHECKPOINT,make export-gguf CHECKPOINT=latest)
+	$(call need,CHECKPOINT)
 	@$(TRAINYARD) export-gguf "$$CHECKPOINT" $(ARGS)
 
 delta-export: setup ## Hand an adapter on: one zip without local paths. CHECKPOINT=run (ARGS="--name N")
-	$(call need,CHECKPOINT,make delta-export CHECKPOINT=latest)
+	$(call need,CHECKPOINT)
 	@$(TRAINYARD) delta-export "$$CHECKPOINT" $(ARGS)
 
 delta-import: setup ## Take an adapter that was handed on; its base must be here. DELTA=file.delta.zip
-	$(call need,DELTA,make delta-import DELTA=mine.delta.zip)
+	$(call need,DELTA)
 	@$(TRAINYARD) delta-import "$$DELTA" $(ARGS)
 
 verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
-	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	$(call need,MODEL)
 	@$(TRAINYARD) verify "$$MODEL" $(ARGS)
 
 serve-eval: setup ## Swap a model into the running service, smoke it, put the old one back. MODEL=/app/models/...
-	$(call need,MODEL,make serve-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	$(call need,MODEL)
 	@$(TRAINYARD) serve-eval "$$MODEL" $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-start: setup ## Put a model into service. MODEL=/app/models/...
-	$(call need,MODEL,make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	$(call need,MODEL)
 	@$(TRAINYARD) serve-start "$$MODEL" $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 serve-stop: setup ## Stop the service
@@ -178,15 +178,15 @@ serve-restore: setup ## Finish the restore that a crash cut short
 ##@ Decide
 .PHONY: round trial promote rollback
 round: setup ## Baseline, training within HOURS, verdict, export, a trial in the service. CONFIG=recipe.yaml HOURS=8
-	$(call need,CONFIG,make round CONFIG=recipes/lora/smollm2-135m.yaml HOURS=8)
+	$(call need,CONFIG)
 	@$(TRAINYARD) round --config "$$CONFIG" $(if $(HOURS),--hours "$$HOURS") $(if $(EXAM),--exam "$$EXAM") $(if $(SERVICE),--service "$$SERVICE") $(ARGS)
 
 trial: setup ## Score bare models on one exam. EXAM=my-exam.jsonl ARGS="MODEL MODEL"
-	$(call need,EXAM,make trial EXAM=my-exam.jsonl ARGS=smollm2-135m-instruct)
+	$(call need,EXAM)
 	@$(TRAINYARD) trial --exam "$$EXAM" $(ARGS)
 
 promote: setup ## Let a model that has won be the champion. MODEL=/app/models/...
-	$(call need,MODEL,make promote MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
+	$(call need,MODEL)
 	@$(TRAINYARD) promote "$$MODEL" $(ARGS)
 
 rollback: setup ## Let the champion before be the champion again

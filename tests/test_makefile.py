@@ -39,3 +39,17 @@ def test_a_variable_of_the_environment_is_handed_on_as_it_stands(name: str, tmp_
 def test_every_variable_that_a_recipe_reads_from_the_shell_is_handed_on():
     read = set(re.findall(r'"\$\$([A-Z_]+)"', MAKEFILE.read_text()))
     assert read and read <= set(GIVEN)
+
+
+@pytest.mark.parametrize("target", re.findall(r"^([a-z-]+): setup .*\n\t\$\(call need,", MAKEFILE.read_text(), re.M))
+def test_a_target_that_lacks_its_variable_ends_in_a_report_block_with_an_example(target: str, tmp_path: Path):
+    words = ["make", "--no-print-directory", "-o", "setup", target]
+    done = subprocess.run(words, cwd=paths.REPOSITORY, capture_output=True, text=True, env=_without(GIVEN))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"command  make {target}\n" in done.stderr and "verdict  FAIL (exit 2)" in done.stderr, done.stderr
+    example = re.search(rf"next +make {target} .*(?:{'|'.join(GIVEN)})=", done.stderr)
+    assert example and "--- end of report ---" in done.stderr, done.stderr
+
+
+def _without(names: list[str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in [*names, "ARGS"]}

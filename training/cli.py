@@ -60,7 +60,9 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would print and exit, so that bad arguments end in a report block like all else."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"wrong arguments: {message}", where=self.prog, next_command=f"{self.prog} --help")
+        is_missing = message.startswith("the following arguments are required")
+        example = _module(self.prog.split()[-1]).EXAMPLE if is_missing else f"{self.prog} --help"
+        raise UserError(f"wrong arguments: {message}", where=self.prog, next_command=example)
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

@@ -122,7 +122,7 @@ def test_memfit_without_a_device_is_no_failure(call, monkeypatch):
 
 def test_within_the_margin_is_tight_and_fits(call):
     needed = call("memfit", "--config", REFERENCE, "--vram", "24GiB")[1]["peak"]["device_bytes"]
-    verdicts = [call("memfit", "--config", REFERENCE, "--vram", str(needed + more))[1]["verdict"] for more in (-1, 1)]
+    verdicts = [call("memfit", "--config", REFERENCE, "--vram", f"{needed + more}B")[1]["verdict"] for more in (-1, 1)]
     assert verdicts == ["no", "tight"]
 
 
@@ -228,6 +228,7 @@ def test_a_late_long_record_counts_by_its_tokens_once_they_are_counted(call, own
     [
         (["--gpu", "RTX 9999"], "unknown GPU"),
         (["--vram", "much"], "not a size"),
+        (["--vram", "12"], "a size without a unit"),
         (["data.micro_batch=0"], "micro_batch"),
         (["data.seq_len=100000"], "longer than the model's positions"),
     ],

@@ -29,7 +29,7 @@ def test_problems_are_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("10GiB", 10 << 30), ("10 GB", 10**10), ("4096", 4096), ("1.5 KiB", 1536), ("2MB", 2_000_000)]
+    ("text", "count"), [("10GiB", 10 << 30), ("10 GB", 10**10), ("4096B", 4096), ("1.5 KiB", 1536), ("2MB", 2_000_000)]
 )
 def test_sizes_are_read(text: str, count: int):
     assert units.parse_bytes(text) == count
@@ -41,8 +41,16 @@ def test_what_is_no_size_is_refused(text: str):
         units.parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["12", "4096", "1.5"])
+def test_a_size_without_a_unit_is_refused(text: str):
+    with pytest.raises(UserError, match="a size without a unit") as caught:
+        units.parse_bytes(text, "--vram")
+    assert caught.value.where == "--vram" and f"{text}GiB" in caught.value.next_command
+
+
 def test_quantities_are_written_for_people():
     assert units.format_bytes(1536) == "1.50 KiB" and units.format_bytes(12) == "12 B"
+    assert units.format_number(1, "cluster") == "1 cluster" and units.format_number(2000, "token") == "2,000 tokens"
     assert units.format_seconds(75) == "1 min 15 s" and units.format_seconds(3725) == "1 h 02 min"
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from training.cli import main
-from training.core import paths
+from training.core import files, paths
 from training.data import dataset
 
 pytestmark = pytest.mark.slow
 STAGES = {
-    "data-prepare": ["data-prepare", "{input}", "--name", "mine", "--workers", "2"],
+    "data-prepare": ["data-prepare", "{input}", "--name", "{name}", "--workers", "2"],
     "data-peek": ["data-peek", "mine", "--tokenizer", "mine", "--records", "0"],
     "tokenizer-train": ["tokenizer-train", "--dataset", "mine", "--vocab-size", "700", "--name", "{name}"],
 }
@@ -111,8 +111,34 @@ def test_two_at_once_make_one_thing_and_two_names_do_not_meet(stage: str, lines:
         assert len(list(dataset.resolve("mine").parent.iterdir())) == 1
     if stage == "tokenizer-train":
         folders = [paths.roots().tokenizers / name for name in names]
-        files = [next(folder.glob("*/tokenizer.json")).read_bytes() for folder in folders]
-        assert files[0] == files[1]
+        made = [next(folder.glob("*/tokenizer.json")).read_bytes() for folder in folders]
+        assert made[0] == made[1]
+
+
+def whole_files(folder: Path) -> dict[str, str]:
+    return {path.name: files.sha256_file(path) for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("names", [["one", "two"], ["mine", "mine"]], ids=["two names", "one name"])
+def test_two_data_sets_at_once_in_one_root_are_those_that_each_alone_would_be(
+    names: list[str], lines: Path, tmp_path: Path, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of one name one waits, since they share a folder; nobody takes what the other still writes for a leftover."""
+    other = tmp_path / "in" / "other.jsonl"
+    other.write_text(lines.read_text().replace("abc", "cba"))
+    running = [start("data-prepare", path, name) for path, name in zip((lines, other), names, strict=True)]
+    outputs = [one.communicate(timeout=300)[1] for one in running]
+    assert [one.returncode for one in running] == [0, 0], outputs
+    assert partials(own_roots) == [] and not any("reused" in output for output in outputs)
+    together = sorted(own_roots.glob("training/datasets/*/*/"))
+    assert len(together) == 2
+    for folder in together:
+        assert main(["data-verify", str(folder)]) == 0
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path / "alone"))
+    for path, name in zip((lines, other), names, strict=True):
+        assert main(["data-prepare", str(path), "--name", name]) == 0
+    alone = sorted((tmp_path / "alone").glob("training/datasets/*/*/"))
+    assert [whole_files(folder) for folder in together] == [whole_files(folder) for folder in alone]
 
 
 FULL = """

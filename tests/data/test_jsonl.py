@@ -89,6 +89,22 @@ def test_a_bad_record_is_refused(tmp_path: Path, line: str, found: str):
     assert "sed -n 1p" in error.next_command
 
 
+@pytest.mark.parametrize(
+    ("line", "found", "expected"),
+    [
+        ('"a word"', "the line holds text, not an object ('a word')", "an object, such as"),
+        ("[1, 2]", "the line holds a list, not an object ([1, 2])", "an object, such as"),
+        ("null", "the line holds null, not an object", "an object, such as"),
+        ('{"text":"a","url":"x"}', "unknown key 'url'", "this one breaks unknown_key"),
+        ('{"text":"a', "not JSON: Unterminated string starting at column 9", "one valid JSON object a line"),
+    ],
+)
+def test_what_was_found_is_held_against_what_should_have_stood_there(tmp_path: Path, line, found, expected):
+    error = refusal(tmp_path, f'{line}\n{{"text":"b"}}\n')
+    assert found in error.found and expected in error.expected
+    assert ("one valid JSON object" in error.expected) == ("not JSON" in error.found)
+
+
 def test_levels_up_to_the_limit_are_read(tmp_path: Path):
     deep = '{"text":"' + "[{" * 500 + '","metadata":' + '{"k":' * 63 + "1" + "}" * 64
     assert len(read(write(tmp_path, deep)).texts) == 1

@@ -152,5 +152,5 @@ def test_a_data_set_that_is_all_one_cluster_is_refused_with_a_way_out(tmp_path: 
     words = sentence(1)
     with pytest.raises(UserError, match="no record in") as caught:
         made(tmp_path / "a.jsonl", [{"text": changed(words, 1, i)} for i in range(60)])
-    assert "the largest with 100% of the records" in caught.value.found
+    assert "the largest has 100% of the records" in caught.value.found
     assert "--near 0" in caught.value.next_command

@@ -140,6 +140,23 @@ def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, cap
     assert main(["data-prepare", str(path), *options]) == 0
 
 
+def test_groups_that_records_join_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Sixty groups, of which the first twenty share a record and could be parted no more."""
+    rows = [{"text": f"a text of its own, number {i * 7919}", "group": f"g{i}"} for i in range(60)]
+    rows += [{"text": "a text that they have in common", "group": f"g{i}"} for i in range(20)]
+    write(tmp_path / "a.jsonl", rows)
+    assert main(["data-prepare", str(tmp_path / "a.jsonl"), "--near", "0"]) == 0
+    error = capsys.readouterr().err
+    assert "60 groups are named, 19 of them joined with another" in error
+    assert "41 could be split, the largest with 34% of the records" in error
+    write(tmp_path / "b.jsonl", [{"text": "the same", "group": f"g{i}"} for i in range(9)])
+    assert main(["data-prepare", str(tmp_path / "b.jsonl"), "--near", "0"]) == 2
+    assert "1 group after 8 were joined with another by a shared record or near-duplicates" in capsys.readouterr().err
+    write(tmp_path / "c.jsonl", [*rows[:40], {"text": rows[0]["text"].upper(), "group": "g0"}])
+    assert main(["data-prepare", str(tmp_path / "c.jsonl"), "--near", "0.9"]) == 0
+    assert "2 records in 1 cluster, 2 in the largest" in capsys.readouterr().err
+
+
 def test_a_split_that_nobody_asked_for_is_absent(tmp_path: Path):
     data = dataset.load(made(write(tmp_path / "a.jsonl", records()), train_ratio=0.9, val_ratio=0.1)[0])
     assert data.splits == ["train", "validation"]
@@ -269,7 +286,7 @@ def test_a_whole_data_set_is_verified_with_its_tokens(tmp_path: Path, capsys: py
     assert main(["data-peek", "a", "--tokenizer", "a"]) == 0
     capsys.readouterr()
     assert main(["data-verify", "a"]) == 0
-    assert "1 sets" in capsys.readouterr().err
+    assert "1 set: " in capsys.readouterr().err
     folder = dataset.resolve("a")
     shard = next((folder / "tokens").iterdir()) / "train.tokens.bin"
     shard.write_bytes(shard.read_bytes()[:-2] + b"\0\0")
@@ -294,6 +311,38 @@ def test_what_is_wrong_with_a_data_set_is_told_with_exit_5(tmp_path: Path, damag
     damage(folder)
     assert main(["data-verify", str(folder)]) == 5
     assert found in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda said: (said / "train.top.bin").write_bytes(b"\1" * 9), "train.top.bin: a file has another size"),
+        (lambda said: (said / "train.top.bin").write_bytes(b"\1" * 8), "train.top.bin: a file's bytes have changed"),
+        (lambda said: (said / "manifest.json").unlink(), "not a complete teaching"),
+        (lambda said: said.rename(said.with_name("0" * 12)), "the folder's name is another hash"),
+        (lambda said: _retold(said, "b" * 64), "what a teacher said is of other tokens, bbbbbbbbbbbb"),
+    ],
+    ids=["size", "bytes", "incomplete", "name", "tokens"],
+)
+def test_what_teachers_said_is_verified_with_the_tokens_that_it_is_of(tmp_path: Path, damage, found: str, capsys):
+    folder = made(write(tmp_path / "a.jsonl", records()))[0]
+    digest = "c" * 64
+    shard = folder / "tokens" / digest[:12]
+    said = shard / dataset.TEACHERS / ("a" * 12)
+    said.mkdir(parents=True)
+    files.write_manifest(shard, "tokens", {"hash": digest, "dataset": {"hash": dataset.load(folder).hash}}, [])
+    (said / "train.top.bin").write_bytes(b"\0" * 8)
+    _retold(said, digest)
+    (shard / dataset.TEACHERS / ".b.recording").mkdir()  # one that is still made
+    assert main(["data-verify", str(folder)]) == 0
+    assert "1 record: aaaaaaaaaaaa" in capsys.readouterr().err
+    damage(said)
+    assert main(["data-verify", str(folder)]) == 5
+    assert found in capsys.readouterr().err
+
+
+def _retold(said: Path, tokens: str) -> None:
+    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens})
 
 
 def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture):

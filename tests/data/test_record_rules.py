@@ -120,7 +120,7 @@ def test_every_rule_is_one_that_a_record_can_break(tmp_path: Path):
     assert result.rejected == dict.fromkeys(lines, 1)
     assert [fault["line"] for fault in result.faults] == list(range(2, 2 + len(lines)))
     of_chats = {"bad_role", "wrong_order", "empty_turn", "too_many_turns", "bad_tool", "control_string"}
-    assert set(lines) | of_chats | {"no_form"} == set(rules.RULES)
+    assert set(lines) | of_chats | {"no_form", "damaged"} == set(rules.RULES)
 
 
 def test_a_text_may_hold_what_a_turn_may_not(tmp_path: Path):

@@ -107,3 +107,57 @@ def test_a_draw_of_more_than_there_is_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="fewer records in train") as caught:
         made(tmp_path / "a.jsonl", values(100), draw=100)
     assert "100" in caught.value.expected
+
+
+def tagged(count: int = 200) -> list[dict]:
+    return [
+        {"text": f"record number {i}", "group": f"g{i}", "metadata": {"where": "inbox" if i % 10 else "sent"}}
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("options", [{"draw_by": "metadata.where"}, {"draw_by": "tool"}, {"prefer": "tool=a"}])
+def test_a_draw_by_a_field_that_no_record_has_is_refused_with_those_that_there_are(tmp_path: Path, options: dict):
+    with pytest.raises(UserError, match="no record has the field") as caught:
+        made(tmp_path / "a.jsonl", tagged(), draw=40, **options)
+    assert caught.value.found in ("metadata.where", "tool")
+    assert "'group'" in caught.value.expected and "'where'" in caught.value.expected
+    assert "'text'" not in caught.value.expected
+
+
+def test_a_field_of_the_metadata_goes_by_its_own_name_and_a_source_by_its_file(tmp_path: Path):
+    data = made(tmp_path / "a.jsonl", tagged(), draw=40, draw_by="where", cap=0.9)
+    assert set(data.stats["draw"]["train"]["by_label"]) == {"inbox", "sent"}
+    for name in ("one.jsonl", "two.jsonl"):
+        rows = [row | {"text": f"{name} {row['text']}", "group": name + row["group"]} for row in tagged()]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [Jsonl(tmp_path / "one.jsonl"), Jsonl(tmp_path / "two.jsonl")]
+    settings = Settings(draw=40, draw_by="source", cap=0.5, near=0)
+    data = dataset.load(Preparation(sources, name="two", settings=settings).run()[0])
+    assert {label: one["drawn"] for label, one in data.stats["draw"]["train"]["by_label"].items()} == {
+        "one.jsonl": 20, "two.jsonl": 20,
+    }  # fmt: skip
+
+
+def test_a_bound_that_cannot_be_kept_is_told_by_name_and_figure(tmp_path: Path, caplog):
+    data = made(tmp_path / "a.jsonl", tagged(), draw=40, draw_by="where", cap=0.15, floor=1)
+    assert data.stats["draw"]["train"]["not_kept"] == [
+        f"--cap 0.15 (at most 6 of 40) is not kept: {told(data, 'inbox')}, {told(data, 'sent')}"
+    ]
+    assert "the draw of train by where: --cap 0.15" in caplog.text
+    held = made(tmp_path / "b.jsonl", tagged(), draw=40, draw_by="where", cap=0.95, floor=1)
+    assert held.stats["draw"]["train"]["not_kept"] == []
+    many = [row | {"metadata": {"where": f"w{i % 50}"}} for i, row in enumerate(tagged(400))]
+    few = made(tmp_path / "c.jsonl", many, draw=60, draw_by="where", floor=4, cap=0.5)
+    assert few.stats["draw"]["train"]["not_kept"] == ["--floor 4 is not kept: at least 1 of each, 50 have less"]
+
+
+def told(data: dataset.Dataset, label: str) -> str:
+    drawn = data.stats["draw"]["train"]["by_label"][label]["drawn"]
+    return f"'{label}' {drawn} ({drawn / 40:.0%})"
+
+
+def test_bounds_without_a_field_would_do_nothing_and_are_refused():
+    with pytest.raises(UserError) as caught:
+        Settings(draw=10, cap=0.5)
+    assert "--draw-by" in caught.value.expected

@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from training.cli import main
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.data import blocks, dataset, intake, pool, source
+from training.data.folder import TEXT_SUFFIXES, Folder
 from training.data.prepare import Preparation
 from training.data.settings import Settings
-from training.data.source import Folder, Jsonl
+from training.data.source import Jsonl
 
 
 def values(count: int = 60, word: str = "record") -> list[dict]:
@@ -118,18 +120,22 @@ def test_parquet_without_its_package_is_refused_with_the_way_to_it(tmp_path: Pat
     assert "pip install pyarrow" in caught.value.next_command
 
 
-def test_a_folder_of_text_gives_a_record_a_file(tmp_path: Path):
-    folder = tmp_path / "project"
-    contents = {
-        "README.md": "# hello\n", "src/a.py": "x = 1\n", "src/deep/b.PY": "\ufeffy = 2\n", "src/__init__.py": "",
-        ".git/config.txt": "out", "src/.hidden.py": "out", "src/__pycache__/c.py": "out", "pic.png": "out",
-        "Makefile": "out",
-    }  # fmt: skip
-    for name, text in contents.items():
+def filled(folder: Path, contents: dict[str, str | bytes]) -> Path:
+    for name, held in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(held.encode() if isinstance(held, str) else held)
+    return folder
+
+
+def test_a_folder_of_text_gives_a_record_a_file(tmp_path: Path):
+    folder = filled(tmp_path / "project", {
+        "README.md": "# hello\n", "src/a.py": "x = 1\n", "src/deep/b.PY": "\ufeffy = 2\n", "src/__init__.py": "",
+        ".git/config.txt": "out", "src/.hidden.py": "out", "src/__pycache__/c.py": "out", "pic.png": b"\x89PNG\0",
+        "Makefile": "all:\n",
+    })  # fmt: skip
     found = read(source.of(str(folder)))
     assert found.values == [
+        {"id": "Makefile", "group": "Makefile", "text": "all:\n"},
         {"id": "README.md", "group": "README", "text": "# hello\n"},
         {"id": "src/a.py", "group": "src", "text": "x = 1\n"},
         {"id": "src/deep/b.PY", "group": "src", "text": "y = 2\n"},
@@ -143,6 +149,68 @@ def test_a_folder_of_text_gives_a_record_a_file(tmp_path: Path):
     with pytest.raises(UserError, match="holds no text"):
         (tmp_path / "none").mkdir()
         Folder(tmp_path / "none")
+
+
+ODD = {
+    "a.txt": "one\n", "LICENSE": "Do as you like.\n", "logs/today.log": "it ran\n", "b.copyright": "mine\n",
+    "notes.txt.gz": gzip.compress(b"packed\n"), "more.log.zst": zstandard.ZstdCompressor().compress(b"too\n"),
+    "pic.PNG": b"\x89PNG\r\n\0\0", "all.tar.gz": gzip.compress(b"a\0b" * 9), "latin": b"caf\xe9", "cut": b"\xc3",
+    "rows.jsonl": '{"text":"a"}\n', ".env": "X=1", ".git/config": "x",
+}  # fmt: skip
+
+
+def test_text_is_told_by_its_content_where_no_extension_tells_and_the_rest_is_counted(tmp_path: Path, caplog):
+    folder = filled(tmp_path / "odd", ODD)
+    (folder / "gone").symlink_to(tmp_path / "nowhere")
+    (folder / "linked").symlink_to(tmp_path, target_is_directory=True)
+    one = source.of(str(folder))
+    assert {row["id"]: row["text"] for row in read(one, near=0).values} == {
+        "LICENSE": "Do as you like.\n", "a.txt": "one\n", "b.copyright": "mine\n", "logs/today.log": "it ran\n",
+        "more.log.zst": "too\n", "notes.txt.gz": "packed\n",
+    }  # fmt: skip
+    assert +one.left_out == {
+        "hidden": 2,
+        "no extension": 2,
+        ".png": 1,
+        ".tar.gz": 1,
+        ".jsonl": 1,
+        "no plain file": 1,
+        "linked folder": 1,
+    }
+    assert "files of records beside text are left out" in caplog.text
+    assert one.is_packed and one.sha256 == one.fingerprint()
+
+
+def test_what_was_left_out_is_in_the_report_and_the_stats_whatever_comes_of_the_rest(tmp_path: Path, capsys):
+    folder = filled(tmp_path / "odd", ODD | {"bad.txt": b"caf\xe9"})
+    assert main(["data-prepare", str(folder), "--near", "0", "--on-error", "report"]) == 2
+    error = capsys.readouterr().err
+    assert "1 of 7 records are bad" in error and "files    7 left out: 2 hidden, 2 no extension, 1 .jsonl" in error
+    ratios = ("--train-ratio", "1", "--val-ratio", "0")
+    assert main(["data-prepare", str(folder), *ratios, "--near", "0", "--on-error", "drop"]) == 0
+    assert "7 left out: 2 hidden" in capsys.readouterr().err
+    stats = dataset.load(dataset.resolve("odd")).stats
+    assert stats["sources"][0]["left_out"] == {".jsonl": 1, ".png": 1, ".tar.gz": 1, "hidden": 2, "no extension": 2}
+
+
+def test_a_packed_file_of_a_folder_is_held_to_the_rules_of_all(tmp_path: Path):
+    packed = gzip.compress(b"words\n" * 4000)
+    folder = filled(tmp_path / "packed", {"a.txt": "one\n", "cut.txt.gz": packed[:-9], "long.txt.gz": packed})
+    assert read(source.of(str(folder)), on_error="drop", max_record_bytes=9000).rejected == {
+        "damaged": 1,
+        "too_long": 1,
+    }
+    found = read(source.of(str(folder)), on_error="drop")
+    assert found.rejected == {"damaged": 1} and found.texts == ["one\n", "words\n" * 4000]
+    with pytest.raises(UserError, match="a record is refused") as caught:
+        read(source.of(str(folder)))
+    assert "cut.txt.gz" in caught.value.where and "the packed file is cut short" in caught.value.found
+
+
+def test_the_page_lists_every_extension():
+    page = (paths.REPOSITORY / "docs" / "data.md").read_text()
+    listed = set(re.search(r"^Extensions of text: (.+?)\.\n\n", page, re.M | re.S)[1].replace("`", "").split())
+    assert listed == TEXT_SUFFIXES
 
 
 def test_a_folder_of_shards_is_one_source_in_the_order_of_names(tmp_path: Path):
@@ -295,11 +363,12 @@ def test_batches_are_whole_lines_and_only_a_few_are_waiting(many: Path):
             handed_out.append(number)
             yield intake.Batch(0, "x", 1, b'{"text":"a"}\n', "text")
 
-    results = pool.taken(batches(), Settings(near=0), None, 2, "")
-    next(results)
-    time.sleep(0.5)
-    assert len(handed_out) <= 6
-    assert sum(1 for _ in results) == 39
+    with pool.started(2, intake.taker, Settings(near=0), None, way_out="") as work:
+        results = work(batches())
+        next(results)
+        time.sleep(0.5)
+        assert len(handed_out) <= 6
+        assert sum(1 for _ in results) == 39
     data = b"".join(block.data for block in blocks.read(many, 1 << 20, len))
     assert data == many.read_bytes()
     assert all(block.data.endswith(b"\n") for block in blocks.read(many, 1 << 20, len))

@@ -13,7 +13,7 @@ import pytest
 from tests.data import templates
 from tests.data.test_tokens import make_dataset, make_tokenizer, texts
 from training.core.errors import RunError, UserError
-from training.data import tokens, workers
+from training.data import encoding, pool, tokens
 from training.data.supervised import Encoder, LeftOut, Sample
 from training.data.supervision import Settings
 from training.data.tally import Tally
@@ -287,6 +287,24 @@ def test_tool_turns_go_before_the_task_and_the_latest_page_loses_its_end(tokeniz
     assert trained_text(tokenizer, sample) == "look<|im_end|>found<|im_end|>"
 
 
+def test_a_question_that_is_cut_is_counted_and_told(tokenizer, tmp_path, caplog):
+    """R14 cuts the end of the latest page, and there the question may have stood: whoever asked for it is told."""
+    asked = talk("page " * 60 + "What is asked?", "a")
+    settings = limited(length_of(tokenizer, asked) - 20, "left")
+    pages = talk("old " * 99, "a", "What is asked?", "b")
+    tools = [{"role": "user", "content": "task"}, {"role": "assistant", "content": "look"}]
+    tools += [{"role": "tool", "content": "page " * 80}, {"role": "assistant", "content": "a"}]
+    one, two, three = encode(tokenizer, settings, asked, pages, {"messages": tools})
+    assert one.notes == ("shortened", "question_cut") and "asked" not in tokenizer.decode(one.ids.tolist())
+    for kept in (two, three):
+        assert "shortened" in kept.notes and "question_cut" not in kept.notes
+    rows = [asked | {"split": "train"}, talk("q", "v") | {"split": "validation"}]
+    data = make_dataset(tmp_path, rows, train_ratio=0.9, val_ratio=0.1)
+    noted = tokens.open_split(tokens.tokenize(data, tokenizer, settings), "train").manifest["splits"]["train"]
+    assert noted["noted"]["question_cut"] == 1 and noted["first_noted"]["question_cut"] == ["train.jsonl:1"]
+    assert "what may have been asked" in caplog.text and "train.jsonl:1" in caplog.text
+
+
 def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     """R14, B21."""
     value = talk("q", "z9 " * 400)
@@ -408,8 +426,8 @@ def test_processes_change_nothing(tokenizer, chat, monkeypatch, num_workers):
     alone = tokens.tokenize(data, tokenizer, settings)
     expected = {path.name: path.read_bytes() for path in alone.iterdir()}
     shutil.rmtree(alone)
-    monkeypatch.setattr(workers, "count_for", lambda text_bytes: num_workers)
-    monkeypatch.setattr(workers, "_BATCH_RECORDS", 17)
+    monkeypatch.setattr(encoding, "count_for", lambda text_bytes: num_workers)
+    monkeypatch.setattr(encoding, "_BATCH_RECORDS", 17)
     assert tokens.tokenize(data, tokenizer, settings) == alone
     assert {path.name: path.read_bytes() for path in alone.iterdir()} == expected
     with pytest.raises(UserError, match="too long") as caught:
@@ -419,21 +437,21 @@ def test_processes_change_nothing(tokenizer, chat, monkeypatch, num_workers):
 
 def test_a_process_that_is_killed_is_told_and_leaves_nothing(tokenizer, chat, monkeypatch):
     data = chat(*(talk(f"question {i}", f"answer {i}") for i in range(200)))
-    monkeypatch.setattr(workers, "count_for", lambda text_bytes: 2)
-    monkeypatch.setattr(workers, "_BATCH_RECORDS", 5)
-    monkeypatch.setattr(workers, "_send", _killing(workers._send))
-    with pytest.raises(RunError, match="process that encodes records has ended"):
+    monkeypatch.setattr(encoding, "count_for", lambda text_bytes: 2)
+    monkeypatch.setattr(encoding, "_BATCH_RECORDS", 5)
+    monkeypatch.setattr(pool, "_submitted", _killing(pool._submitted))
+    with pytest.raises(RunError, match="a worker process died"):
         tokens.tokenize(data, tokenizer, ANSWERS)
     assert not list(data.folder.glob("tokens/*")) and not multiprocessing.active_children()
 
 
-def _killing(send: Callable) -> Callable:
-    def killing(pipe, batch):
-        send(pipe, batch)
+def _killing(submitted: Callable) -> Callable:
+    def killing(executor, batch):
         if batch[0] >= 20:
             for process in multiprocessing.active_children():
                 process.kill()
                 process.join()
+        return submitted(executor, batch)
 
     return killing
 

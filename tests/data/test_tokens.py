@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from training.core.errors import IntegrityError, MachineError, UserError
-from training.data import dataset, shard, tokens, workers
+from training.data import dataset, encoding, shard, tokens
 from training.data.prepare import Preparation
 from training.data.settings import Settings as PreparationSettings
 from training.data.source import Jsonl
@@ -69,7 +69,7 @@ def test_batches_do_not_change_the_tokens(small: dataset.Dataset, monkeypatch: p
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    monkeypatch.setattr(workers, "_BATCH_RECORDS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_RECORDS", 1)
     assert tokens.tokenize(small, tokenizer) == folder
     assert {path.name: path.read_bytes() for path in folder.glob("*.bin")} == whole
 

@@ -59,7 +59,7 @@ class Device:
 def choose(recipe: Recipe, *, gpu: str | None = None, vram: str | None = None) -> Device | None:
     """The device asked for, else the GPU found, else this machine where a CPU can train the recipe, else None."""
     if vram is not None:
-        size = parse_bytes(vram)
+        size = parse_bytes(vram, "--vram")
         if size < MARGIN_BYTES:
             raise UserError("no GPU has so little memory", where="--vram", found=vram, expected="a size such as 10GiB")
         return Device(f"a GPU of {vram}", "cuda", size, 0)

@@ -85,7 +85,7 @@ def _dataset(resolved) -> Iterator[tuple[str, str]]:
 
     found = dataset.load(dataset.resolve(resolved.recipe.data.dataset))
     trainable.require_dataset(resolved.recipe, found)
-    yield "ok", f"{found.reference}, complete; `make verify` hashes its files"
+    yield "ok", f"{found.reference}, complete; make data-verify DATASET={found.reference} hashes its files"
 
 
 def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
@@ -102,6 +102,20 @@ def _tokenizer(resolved) -> Iterator[tuple[str, str]]:
     rows = shapes.of_model(recipe.model).vocab_size
     unused = rows - tokenizer.vocab_size
     yield "warn" if unused > rows // 10 else "ok", f"{tokenizer.name}, {tokenizer.vocab_size} entries of {rows} rows"
+
+
+def _records(resolved) -> Iterator[tuple[str, str]]:
+    """What becomes of records with answers under these settings; nothing where another row says what is missing."""
+    from training.data import dataset, forecast
+    from training.tokenizer import artifact
+
+    recipe = resolved.recipe
+    try:
+        found, tokenizer = dataset.load(dataset.resolve(recipe.data.dataset or "")), artifact.of_recipe(recipe)
+    except TrainyardError:
+        return
+    for one in forecast.of_recipe(recipe, found, tokenizer):
+        yield "warn" if one.words else "ok", str(one)
 
 
 def _memory(resolved) -> Iterator[tuple[str, str]]:
@@ -134,6 +148,7 @@ def _machine(resolved) -> Iterator[tuple[str, str]]:
 
 
 _CHECKS = {
-    "training": _training, "model": _model, "dataset": _dataset, "tokenizer": _tokenizer, "memory": _memory,
+    "training": _training, "model": _model, "dataset": _dataset, "tokenizer": _tokenizer, "records": _records,
+    "memory": _memory,
     "disk": _disk, "machine": _machine,
 }  # fmt: skip

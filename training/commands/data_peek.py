@@ -6,6 +6,7 @@ from pathlib import Path
 from training.core.errors import UserError
 from training.core.log import say
 from training.core.report import Report
+from training.core.units import format_number
 
 SUMMARY = "look at records: what is trained, lengths, sources"
 EXAMPLE = 'make data-peek DATASET=stdlib ARGS="--tokenizer stdlib --records 2"'
@@ -115,7 +116,7 @@ def _report(report: Report, look, figures: dict) -> None:
         report.add("folder", look.tokens.folder)
     for reason, count in (figures.get("left_out", {}) | figures.get("noted", {})).items():
         if count:
-            report.add(reason.replace("_", " "), f"{count} records")
+            report.add(reason.replace("_", " "), format_number(count, "record"))
     spread = "  ".join(f"{name} {value}" for name, value in peek_view.percentiles(look).items())
     report.add("length", f"{spread} {look.unit}")
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from training.core.errors import UserError
 from training.core.report import Report
-from training.core.units import format_bytes, parse_bytes
+from training.core.units import format_bytes, format_number, parse_bytes
 
 SUMMARY = "read records strictly, drop duplicates, split by group, draw"
 EXAMPLE = 'make data-prepare INPUT=my.jsonl ARGS="--name mine"'
+_SHOWN_VALUES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +70,13 @@ def _share(text: str) -> float:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.data import dataset
+    from training.data.folder import in_words
     from training.data.prepare import Preparation
 
     sources, name = _sources(args)
+    for one in sources:
+        if words := in_words(one.left_out):  # also where the command fails: what is missing may be the reason
+            report.add("files" if len(sources) == 1 else f"files of {one.label}", words)
     preparation = Preparation(
         sources, name=args.name or name, settings=_settings(args), decontaminate=args.decontaminate,
         workers=args.workers,
@@ -101,7 +106,9 @@ def _settings(args: argparse.Namespace):
     from training.data.settings import MAX_RECORD_BYTES, Settings
 
     given = {item.name: getattr(args, item.name) for item in fields(Settings) if hasattr(args, item.name)}
-    return Settings(**given, max_record_bytes=parse_bytes(args.max_record) if args.max_record else MAX_RECORD_BYTES)
+    return Settings(
+        **given, max_record_bytes=parse_bytes(args.max_record, "--max-record") if args.max_record else MAX_RECORD_BYTES
+    )
 
 
 def _sources(args: argparse.Namespace) -> tuple[list, str]:
@@ -136,12 +143,38 @@ def _report(report: Report, data, reused: bool) -> None:
         if found:
             report.add(what, ", ".join(found))
     if stats["near"]["clusters"]:
-        report.add("near", "{records} records in {clusters} clusters, {largest} in the largest".format(**stats["near"]))
+        near = stats["near"]
+        clusters = format_number(near["clusters"], "cluster")
+        report.add("near", f"{near['records']} records in {clusters}, {near['largest']} in the largest")
+    if stats["groups"]["linked"]:
+        report.add("groups", _groups(stats["groups"]))
+    for name, one in stats["draw"].items():
+        report.add(f"draw {name}", _draw(one))
     written = sum(split["records"] for split in stats["splits"].values())
     for name, split in stats["splits"].items():
         share = f"{100 * split['records'] / written:.1f} %"
         size = format_bytes(split["text_bytes"])
-        report.add(name, f"{split['records']} records ({share}), {split['groups']} groups, {size} of text")
+        records, groups = format_number(split["records"], "record"), format_number(split["groups"], "group")
+        report.add(name, f"{records} ({share}), {groups}, {size} of text")
+
+
+def _draw(draw: dict) -> str:
+    """What a draw took of the values that there are the most records of, and which bound was not kept."""
+    from training.data.record import shown
+
+    most = list(draw["by_label"].items())[:_SHOWN_VALUES]
+    taken = ", ".join(f"{shown(label)} {one['drawn']} of {one['available']}" for label, one in most)
+    more = ", ..." if len(draw["by_label"]) > len(most) else ""
+    return "\n".join([f"{format_number(draw['records'], 'record')}: {taken}{more}", *draw.get("not_kept", ())])
+
+
+def _groups(groups: dict) -> str:
+    """What became of the groups that records name, where some could not be parted."""
+    named, joined = format_number(groups["all"], "group"), groups["linked"]
+    return (
+        f"{named} are named, {joined} of them joined with another, since they share a record or near-duplicates; "
+        f"{groups['all'] - joined} could be split, the largest with {groups['largest_share']:.0%} of the records"
+    )
 
 
 def _next(data) -> str:

@@ -16,17 +16,27 @@ def format_bytes(count: int | float) -> str:
     return "0 B"
 
 
-def parse_bytes(text: str) -> int:
-    """`10GiB`, `10 GB` or `4096` as bytes. Raises UserError naming the spellings that are known."""
+def parse_bytes(text: str, where: str | None = None) -> int:
+    """`10GiB`, `10 GB` or `4096B` as bytes. Raises UserError naming the spellings that are known.
+
+    `where` is the option or key that holds it. A number without a unit is refused: who writes `--vram 12` means GiB,
+    and who writes 4096 may mean bytes.
+    """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
-    sizes = _BINARY | _DECIMAL | {"": 1}
     try:
-        return int(float(match[1]) * sizes[match[2]])  # type: ignore[index]
+        return int(float(match[1]) * (_BINARY | _DECIMAL)[match[2]])  # type: ignore[index]
     except (TypeError, KeyError, ValueError, OverflowError):
+        has_no_unit = match is not None and not match[2]
         raise UserError(
-            "not a size", found=text, expected="a number with B, KiB, MiB, GiB, kB, MB or GB, such as 10GiB",
-            next_command="the same command with a size such as 10GiB",
+            "a size without a unit" if has_no_unit else "not a size", where=where, found=text,
+            expected="a number with B, KiB, MiB, GiB, kB, MB or GB, such as 10GiB",
+            next_command=f"the same command with a size such as {f'{match[1]}GiB' if has_no_unit else '10GiB'}",
         ) from None  # fmt: skip
+
+
+def format_number(count: int, noun: str) -> str:
+    """`1` and `cluster` as `1 cluster`, `2,000` of them as `2,000 clusters`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def format_seconds(seconds: float) -> str:

@@ -7,7 +7,7 @@ kept.
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,10 @@ class Block:
 def packing(path: Path) -> str:
     """`plain`, `gzip`, `zstd` or `parquet`, by the file's first bytes."""
     with open(path, "rb") as file:
-        start = file.read(4)
+        return _packing_of(file.read(4))
+
+
+def _packing_of(start: bytes) -> str:
     return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "plain")
 
 
@@ -66,16 +69,37 @@ def read(path: Path, max_line_bytes: int, on_raw: Callable[[bytes], object]) -> 
 
     Raises UserError where a packed file is damaged or cut short.
     """
-    kind = packing(path)
-    pieces = _raw(path, on_raw)
+    return _lines(unpacked(path, on_raw), max_line_bytes)
+
+
+def unpacked(path: Path, on_raw: Callable[[bytes], object]) -> Iterator[bytes]:
+    """Yield what a file holds in small pieces, unpacked where it is packed. `on_raw` and errors are `read`'s."""
+    return _opened(packing(path), path, _raw(path, on_raw))
+
+
+def content(where: object, data: bytes, most_bytes: int) -> tuple[bytes, int]:
+    """What a file's bytes hold, unpacked where they are packed, and its length; nothing of what is above the most.
+
+    Raises UserError as `read` does.
+    """
+    parts, size = [], 0
+    for piece in _opened(_packing_of(data[:4]), where, [data]):
+        size += len(piece)
+        if size <= most_bytes:
+            parts.append(piece)
+        else:
+            parts.clear()
+    return b"".join(parts), size
+
+
+def _opened(kind: str, where: object, pieces: Iterable[bytes]) -> Iterator[bytes]:
     if kind == "gzip":
-        pieces = _unpacked(path, pieces, lambda: zlib.decompressobj(wbits=31), _GZIP_STEP)
-    elif kind == "zstd":
+        return _unpacked(where, pieces, lambda: zlib.decompressobj(wbits=31), _GZIP_STEP)
+    if kind == "zstd":
         import zstandard
 
-        unpacker = zstandard.ZstdDecompressor()
-        pieces = _unpacked(path, pieces, unpacker.decompressobj, _ZSTD_STEP)
-    return _lines(pieces, max_line_bytes)
+        return _unpacked(where, pieces, zstandard.ZstdDecompressor().decompressobj, _ZSTD_STEP)
+    return iter(pieces)
 
 
 def _raw(path: Path, on_raw: Callable[[bytes], object]) -> Iterator[bytes]:
@@ -85,7 +109,7 @@ def _raw(path: Path, on_raw: Callable[[bytes], object]) -> Iterator[bytes]:
             yield piece
 
 
-def _unpacked(path: Path, pieces: Iterator[bytes], new: Callable, step: int) -> Iterator[bytes]:
+def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -> Iterator[bytes]:
     """Unpack one member or frame after another."""
     unpacker = None
     try:

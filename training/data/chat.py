@@ -53,7 +53,7 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render and find the answers. Raises UserError where the template refuses or cannot be followed."""
-        text = self._plain(conversation)
+        text = self.text(conversation)
         if not conversation.answers:
             return Rendered(text, (), ())
         try:
@@ -68,18 +68,19 @@ class Renderer:
 
     def prompt(self, conversation: Conversation) -> str:
         """The text up to where the next answer begins."""
-        return self._plain(conversation, prompt=True)
+        return self.text(conversation, prompt=True)
 
     def contents(self, conversation: Conversation) -> tuple[str, list[Span | None]]:
         """The text, and the span of each message's own content in it. Raises UserError where it cannot be followed."""
-        text = self._plain(conversation)
+        text = self.text(conversation)
         first = self._places(conversation, text, at_start)
         last = self._places(conversation, text, at_last)
         numbers = range(len(conversation.messages))
         spans = [(min(first[i]), max(last[i]) + 1) if i in first and i in last else None for i in numbers]
         return text, spans
 
-    def _plain(self, conversation: Conversation, *, prompt: bool = False) -> str:
+    def text(self, conversation: Conversation, *, prompt: bool = False) -> str:
+        """What the template makes of a conversation, or of what goes before its next answer. Raises Unrenderable."""
         return self.template.render(
             conversation.messages, tools=conversation.tools, prompt=prompt, thinking=conversation.thinks
         )
@@ -114,7 +115,7 @@ class Renderer:
         """What stands between a message and the next one's content; "" where the template refuses the example."""
         index %= len(conversation.messages)
         try:
-            text = self._plain(conversation)
+            text = self.text(conversation)
             places = self._places(conversation, text, at_last)
         except UserError:
             return ""
@@ -146,7 +147,7 @@ class Renderer:
     def _found(self, marked: Marked, text: str) -> Places | None:
         """Where in `text` the marked character of each message stands; None where marks change more than themselves."""
         try:
-            plain, places = marked.strip(self._plain(marked.conversation))
+            plain, places = marked.strip(self.text(marked.conversation))
         except Unrenderable:
             return None
         return places if plain == text else None
@@ -188,7 +189,7 @@ class Renderer:
         """The last answer, where the server's prompt for it is how the text begins."""
         last = len(conversation.messages) - 1
         if conversation.ends_with_answer and last > 0:
-            prompt = self._plain(conversation.first(last), prompt=True)
+            prompt = self.text(conversation.first(last), prompt=True)
             end = self.ends.search(text, len(prompt))
             if text.startswith(prompt) and end:
                 span = (len(prompt), end.end())

@@ -13,7 +13,7 @@ from training.tokenizer.template import REASONING_KEYS, normalised
 
 ANSWERING = "assistant"
 OBSERVING = ("tool", "user")
-_THOUGHT_END = "</think>"
+THOUGHT_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Conversation:
     def thinks(self) -> bool:
         """Whether an assistant's message holds a thought, so that thinking is not to be switched off."""
         said = [self.messages[index] for index in self.answers]
-        return any(one.get("reasoning_content") or _THOUGHT_END in (one.get("content") or "") for one in said)
+        return any(one.get("reasoning_content") or THOUGHT_END in (one.get("content") or "") for one in said)
 
     @property
     def mixes(self) -> bool:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 
-from training.core import files
 from training.data import record
-from training.data.dataset import KIND, Dataset
+from training.data.dataset import Dataset
 from training.tokenizer.train import Corpus
 
 _TRAINING_SAMPLE_BYTES, _COMPARED_BYTES = 8 << 20, 16 << 20
@@ -15,7 +14,7 @@ _TRAINING_SAMPLE_BYTES, _COMPARED_BYTES = 8 << 20, 16 << 20
 
 def of(data: Dataset) -> Corpus:
     """What a tokenizer is trained on: a dataset's train split. Raises IntegrityError where its bytes have changed."""
-    files.verify_manifest(data.folder, KIND)
+    data = data.verified()
     splits = data.manifest["splits"]
     return Corpus(
         dataset=data.name,

@@ -4,8 +4,9 @@ Owns reading; `prepare` owns writing. Only complete folders are read.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from training.data import record
 KIND = "dataset"
 STATS = "stats.json"
 TOKENS = "tokens"
+TEACHERS, TEACHING = "teachers", "teaching"
+"""Where a token set's recordings of teachers lie, and their kind; `objectives.teaching` makes them."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Dataset:
 
     folder: Path
     manifest: dict
+    stamps: dict[str, int] = field(default_factory=dict, compare=False)
+    """When the files were last written, in nanoseconds, once they have been hashed and found whole: by name."""
 
     @property
     def name(self) -> str:
@@ -74,21 +79,32 @@ class Dataset:
                 raise self._changed(split) from None
 
     def iter_lines(self, split: str) -> Iterator[bytes]:
-        """Yield the records of a split as the lines of its file, hashing as it reads.
+        """Yield the records of a split as the lines of its file, hashing as it reads what `verified` has not hashed.
 
         Raises IntegrityError where the file is gone, or turns out at its end to have other bytes.
         """
         path = self.path(split)
-        expected = self.manifest["files"][path.name]
+        expected, stamp = self.manifest["files"][path.name], self.stamps.get(path.name)
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             files.verify_file(path, expected)
         digest = hashlib.sha256()
         with open(path, "rb") as file:
             for line in file:
-                digest.update(line)
+                if stamp is None:
+                    digest.update(line)
                 yield line
-        if digest.hexdigest() != expected["sha256"]:
+            is_whole = _stamp(file.fileno()) == stamp if stamp else digest.hexdigest() == expected["sha256"]
+        if not is_whole:
             raise self._changed(split)
+
+    def verified(self) -> "Dataset":
+        """The same, every file hashed once and from then on held to the time of its last change.
+
+        Raises IntegrityError naming the first that is not as the manifest says.
+        """
+        stamps = {name: _stamp(self.folder / name) for name in self.manifest["files"] if (self.folder / name).exists()}
+        files.verify_manifest(self.folder, KIND)
+        return replace(self, stamps=stamps)
 
     def _changed(self, split: str) -> IntegrityError:
         path = self.path(split)
@@ -102,6 +118,10 @@ class Dataset:
         """Yield the texts of a split: one a record of the form `text`, else each message or part."""
         for value in self.iter_records(split):
             yield from record.texts(value)
+
+
+def _stamp(place: Path | int) -> int:
+    return os.stat(place).st_mtime_ns
 
 
 def load(folder: Path) -> Dataset:
@@ -125,24 +145,28 @@ class Verified:
     num_files: int
     num_bytes: int
     tokens: tuple[str, ...]
+    teachers: tuple[str, ...]
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every file of a dataset and of each set of its tokens, and hold the manifests against each other.
+    """Hash every file of a dataset, of each set of its tokens and of what teachers said of them, and hold the
+    manifests against each other.
 
     Raises IntegrityError with everything that is wrong.
     """
     data, wrong = load(folder), []
-    shards = sorted(path for path in (folder / TOKENS).glob("[!.]*") if path.is_dir())
-    whole = {}
-    for place, kind in ((folder, KIND), *((shard, TOKENS) for shard in shards)):
+    shards = _folders(folder / TOKENS)
+    teachers = [recorded for shard in shards for recorded in _folders(shard / TEACHERS)]
+    whole: dict[Path, dict] = {}
+    kinds = {folder: KIND} | dict.fromkeys(shards, TOKENS) | dict.fromkeys(teachers, TEACHING)
+    for place, kind in kinds.items():
         try:
             whole[place] = files.read_manifest(place, kind)
         except IntegrityError as error:
             wrong.append(error)
             continue
         wrong += _wrong_files(place, whole[place])
-        wrong += _wrong_chain(place, whole[place], data)
+        wrong += _wrong_chain(place, whole[place], data, whole)
     if wrong:
         raise IntegrityError(
             f"the data set is not what was written ({len(wrong)})", where=folder,
@@ -152,7 +176,16 @@ def verify(folder: Path) -> Verified:
         )  # fmt: skip
     num_files = sum(len(manifest["files"]) for manifest in whole.values())
     num_bytes = sum(one["bytes"] for manifest in whole.values() for one in manifest["files"].values())
-    return Verified(data, num_files, num_bytes, tuple(shard.name for shard in shards))
+    return Verified(data, num_files, num_bytes, _names(shards), _names(teachers))
+
+
+def _folders(parent: Path) -> list[Path]:
+    """The folders of a folder, but for hidden ones, in which something is still made."""
+    return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
+
+
+def _names(folders: list[Path]) -> tuple[str, ...]:
+    return tuple(folder.name for folder in folders)
 
 
 def _wrong_files(folder: Path, manifest: dict) -> Iterator[IntegrityError]:
@@ -168,10 +201,14 @@ def _wrong_files(folder: Path, manifest: dict) -> Iterator[IntegrityError]:
             yield IntegrityError("a file that no manifest names", where=path, found=f"{path.stat().st_size} bytes")
 
 
-def _wrong_chain(folder: Path, manifest: dict, data: Dataset) -> Iterator[IntegrityError]:
-    """What a manifest says that its folder's name, or the dataset, does not."""
+def _wrong_chain(folder: Path, manifest: dict, data: Dataset, above: dict[Path, dict]) -> Iterator[IntegrityError]:
+    """What a manifest says that its folder's name, the dataset, or the tokens that it lies in, do not."""
     if not manifest["hash"].startswith(folder.name):
         yield IntegrityError("the folder's name is another hash", where=folder, found=files.short(manifest["hash"]))
     if manifest["kind"] == TOKENS and manifest["dataset"]["hash"] != data.hash:
         found = files.short(manifest["dataset"]["hash"])
         yield IntegrityError("the tokens are those of another data set", where=folder, found=found)
+    tokens = above.get(folder.parent.parent)
+    if manifest["kind"] == TEACHING and tokens and manifest["tokens"] != tokens["hash"]:
+        found = files.short(manifest["tokens"])
+        yield IntegrityError("what a teacher said is of other tokens", where=folder, found=found)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training.data import sampling
+from training.data import record, sampling
 from training.data.reading import Read
 from training.data.settings import SPLITS
 from training.data.source import Source
 from training.data.split import Assignment, Grouping
 
 _PERCENTILES = (50, 90, 99)
-_MAX_LABELS = 1000
+_MAX_LABELS, _MAX_NAMED = 1000, 3
 
 
 class Figures:
@@ -84,6 +84,7 @@ class Figures:
                     "label": one.label, "weight": one.weight, "input": read.num_good[number] + rejected,
                     "kept": num_kept, "dropped": read.num_good[number] - num_kept, "rejected": rejected,
                     "text_bytes": int(text_bytes[here].sum(dtype=np.int64)),
+                    "left_out": dict(sorted((+one.left_out).items())),
                 }
             )  # fmt: skip
         return figures
@@ -107,5 +108,22 @@ def of_draw(labels: np.ndarray, taken: np.ndarray, names: dict[int, str], budget
     ordered = sorted(by_label.items(), key=lambda item: (-item[1]["available"], item[0]))
     return {
         "records": len(taken), "seed": rule.seed, "floor": settled.floor, "cap_records": settled.cap_records,
-        "by_label": dict(ordered[:_MAX_LABELS]),
+        "not_kept": _bounds_not_kept(by_label, settled, len(taken), rule), "by_label": dict(ordered[:_MAX_LABELS]),
     }  # fmt: skip
+
+
+def _bounds_not_kept(by_label: dict, settled: sampling.Shares, num_drawn: int, rule: sampling.Rule) -> list[str]:
+    """The bounds of a draw that its labels could not be held to, in words: which, for whom, and what came of it."""
+    words, cap_records = [], int(num_drawn * rule.cap)
+    over = {label: one["drawn"] for label, one in by_label.items() if one["drawn"] > max(1, cap_records)}
+    if over:
+        largest = sorted(over.items(), key=lambda item: (-item[1], item[0]))
+        shown = [f"{record.shown(label)} {drawn} ({drawn / num_drawn:.0%})" for label, drawn in largest[:_MAX_NAMED]]
+        more = f" and {len(over) - _MAX_NAMED} more" if len(over) > _MAX_NAMED else ""
+        words.append(
+            f"--cap {rule.cap:.4g} (at most {cap_records} of {num_drawn}) is not kept: {', '.join(shown)}{more}"
+        )
+    under = [label for label, one in by_label.items() if one["drawn"] < min(rule.floor, one["available"])]
+    if under:
+        words.append(f"--floor {rule.floor} is not kept: at least {settled.floor} of each, {len(under)} have less")
+    return words

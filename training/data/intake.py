@@ -5,12 +5,14 @@ and the rules in force, so that neither the number of workers nor their speed de
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from training.core import process
-from training.data import jsonl, record, split
+from training.core.errors import UserError
+from training.data import blocks, jsonl, record, split
 from training.data.contamination import Evaluations
 from training.data.ledger import COLUMNS
 from training.data.near import Bands, Sketches
@@ -77,6 +79,8 @@ class Taken:
     faults: list[Fault] = field(default_factory=list)
     shared: list[Shared] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
+    fields: Counter[str] = field(default_factory=Counter)
+    """Of a draw: how many records have each field; with `=` behind it, how many a value that is preferred."""
     counts: Counter[str] = field(default_factory=Counter)
     worker: tuple[int, int] = (0, 0)
     """The process that read it: its id and its highest memory in bytes."""
@@ -102,6 +106,8 @@ class Intake:
             one, value = found
             own = record.own_texts(value)
             contaminated = self._contaminated(own, taken, number, identity)
+            if batch.name and "source" not in value:  # as it stands in the record's line
+                value = {**value, "source": batch.name}
             rows.append(self._row(one, value, batch.source, contaminated, taken))
             lines.append(one.line)
             if self._bands:
@@ -133,8 +139,12 @@ class Intake:
 
     def _file(self, batch: Batch, path: str, data: bytes, taken: Taken) -> tuple[Record, dict] | list[Reason]:
         """A file of text as a record: its path is the id, the first step of it the group."""
-        if len(data) > self._settings.max_record_bytes:
-            return [_too_long(len(data))]
+        try:
+            data, num_bytes = blocks.content(path, data, self._settings.max_record_bytes)
+        except UserError as error:
+            return [Reason("damaged", f"{error.what}: {error.found}")]
+        if num_bytes > self._settings.max_record_bytes:
+            return [_too_long(num_bytes)]
         if data.startswith(jsonl.BYTE_ORDER_MARK):
             data = data[len(jsonl.BYTE_ORDER_MARK) :]
             taken.counts["byte_order_marks"] += 1
@@ -166,30 +176,22 @@ class Intake:
 
     def _draw(self, value: dict, taken: Taken) -> tuple[int, int]:
         settings = self._settings
+        taken.fields.update(record.field_names(value))
         name = record.field(value, settings.draw_by) if settings.draw_by else None
         label = split.hash64((name or "").encode())
         taken.labels.setdefault(label, name or "(none)")
         preferred, values = settings.preferred
         found = record.field(value, preferred) if preferred else None
-        return label, values.index(found) if found in values else len(values)
+        if found not in values:
+            return label, len(values)
+        taken.fields[f"{preferred}="] += 1
+        return label, values.index(found)
 
 
 def _too_long(num_bytes: int) -> Reason:
     return Reason("too_long", f"{num_bytes} bytes")
 
 
-# ---- in a process of its own
-
-_here: Intake | None = None
-
-
-def start(settings: Settings, evaluations: Evaluations | None, parent: int) -> None:
-    """Make this process a worker: it leaves signals to its parent and ends with it."""
-    global _here
-    process.end_with(parent)
-    _here = Intake(settings, evaluations)
-
-
-def take(batch: Batch) -> Taken:
-    """Read a batch in a worker."""
-    return _here.take(batch)
+def taker(settings: Settings, evaluations: Evaluations | None) -> Callable[[Batch], Taken]:
+    """What takes batches, as a worker makes it."""
+    return Intake(settings, evaluations).take

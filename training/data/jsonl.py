@@ -66,7 +66,7 @@ class Parser:
             value, end = self._decoder.raw_decode(text, len(text) - len(text.lstrip()))
             self._check_rest(text, end)
         except json.JSONDecodeError as error:
-            self._reasons.append(Reason("not_json", f"not JSON: {error.msg} at column {error.colno}"))
+            self._reasons.append(Reason("not_json", f"not JSON: {_without_place(error.msg)} at column {error.colno}"))
         except RecursionError:
             value = _UNREAD
             self._reasons = [_too_deep()]
@@ -102,6 +102,11 @@ def identity(value: object) -> str | None:
     """The id of whatever a line holds, if it has one."""
     found = value.get("id") if isinstance(value, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _without_place(message: str) -> str:
+    """The decoder's message without the words that it ends in before a place."""
+    return message.removesuffix(":").removesuffix(" at")
 
 
 def _too_deep() -> Reason:

@@ -48,12 +48,12 @@ class Marked:
         message = dict(message)
         for key in ("content", "reasoning_content"):
             if isinstance(message.get(key), str) and message[key].strip():
-                message[key] = _insert(message[key], mark, self._position)
+                message[key] = insert(message[key], mark, self._position)
                 break
         if calls := message.get("tool_calls"):
             call = dict(calls[-1])
             called = dict(call["function"]) if "function" in call else call
-            called["name"] = _insert(called["name"], mark, self._position)
+            called["name"] = insert(called["name"], mark, self._position)
             message["tool_calls"] = [*calls[:-1], {**call, "function": called} if "function" in call else called]
         return message
 
@@ -88,7 +88,8 @@ def at_first(text: str) -> int:
     return min(1, len(text) - 1)
 
 
-def _insert(text: str, mark: str, position: Position) -> str:
+def insert(text: str, mark: str, position: Position) -> str:
+    """A text with a mark inside it, before the character of its core that `position` names."""
     core = text.strip()
     place = text.index(core) + position(core)
     return text[:place] + mark + text[place:]

@@ -21,6 +21,7 @@ import numpy as np
 from training.core import files, paths, process, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
+from training.core.units import format_number
 from training.data import contamination, figures, near, sampling, source, split
 from training.data.dataset import KIND, STATS
 from training.data.ledger import Components, Ledger
@@ -120,7 +121,7 @@ class Preparation:
         if not len(read.ledger):
             raise UserError(
                 "the input holds no record", where=", ".join(one.label for one in self.sources),
-                found=f"{read.num_rejected} bad records" if read.num_rejected else "blank lines alone",
+                found=format_number(read.num_rejected, "bad record") if read.num_rejected else "blank lines alone",
                 next_command=source.EXAMPLE,
             )  # fmt: skip
         finder = _NearFinder(work / SPOOL, read.ledger, self.settings.near) if self.settings.near else None
@@ -135,7 +136,8 @@ class Preparation:
             self._move_lists(work, folder, read)
             stats = figures.Figures(self.sources, read, grouping, assignment, copies).stats() | {"draw": shares}
             if assignment.num_straddling:
-                _logger.warning("%d groups lie in more than one split, as their records ask", assignment.num_straddling)
+                parted = format_number(assignment.num_straddling, "group")
+                _logger.warning("in more than one split, as their records ask: %s", parted)
             files.write_json(folder / STATS, stats)
             files.write_manifest(folder, KIND, self._manifest(stats, key))
         self.peak_memory_bytes = read.peak_memory_bytes
@@ -172,14 +174,17 @@ class Preparation:
             return
         counts = {name: count for name, count in assignment.counts.items() if count or name in assignment.empty}
         found = ", ".join(f"{name} {count}" for name, count in counts.items())
-        groups = assignment.num_groups - assignment.num_linked_groups
+        joined = assignment.num_linked_groups
+        groups = format_number(assignment.num_groups - joined, "group")
+        if joined:
+            groups += f" after {joined} were joined with another by a shared record or near-duplicates"
         latest = max((int(block.max(initial=0)) for _, block in ledger.blocks("day")), default=0)
         day = f"{latest:08d}"
         nearest = split.way_out(ledger, self.settings, finder)
         raise UserError(
             f"no record in {' and '.join(assignment.empty)}; nothing was written",
             where=", ".join(one.label for one in self.sources),
-            found=f"{found} ({groups} groups, the largest with {assignment.largest_share:.0%} of the records; "
+            found=f"{found} ({groups}; the largest has {assignment.largest_share:.0%} of the records; "
             f"latest date: {f'{day[:4]}-{day[4:6]}-{day[6:]}' if latest else 'none'})",
             expected="a record or more in each; a group lies in one split as a whole",
             next_command=self.command(nearest) if nearest else "add records to train on, then run the same again",
@@ -197,8 +202,10 @@ class Preparation:
         named = {option.split()[0] for option in options}
         for item in fields(Settings):
             value, name = getattr(settings, item.name), f"--{item.name.replace('_', '-')}"
-            name = {"--max-record-bytes": "--max-record"}.get(name, name)
-            if value == item.default or name in named:
+            is_default = value == item.default
+            if name == "--max-record-bytes":
+                value, name = f"{value}B", "--max-record"
+            if is_default or name in named:
                 continue
             given.append(name if value is True else f"{name} {shlex.quote(str(value))}")
         return f'make data-prepare {variable}ARGS="{" ".join([*given, *options])}"'
@@ -226,6 +233,8 @@ class Preparation:
             )
             taken = sampling.draw(labels, read.ledger.pick("tier", rows), read.ledger.pick("order", rows), budget, rule)
             figures_of[name] = figures.of_draw(labels, taken, read.labels, budget, rule)
+            for words in figures_of[name]["not_kept"]:
+                _logger.warning("the draw of %s by %s: %s", name, settings.draw_by, words)
             left = np.ones(len(rows), bool)
             left[taken] = False
             assignment.leave_out(rows[left])

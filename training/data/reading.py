@@ -6,6 +6,7 @@ record's line in canonical spelling, in the order of the input.
 """
 
 import json
+import logging
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,19 +21,21 @@ from training.core.errors import MachineError, UserError
 from training.core.log import say
 from training.core.progress import Progress
 from training.core.units import format_bytes
-from training.data import blocks, pool
+from training.data import blocks, pool, rules
 from training.data.contamination import Evaluations
-from training.data.intake import Batch, Fault, Taken
+from training.data.intake import Batch, Fault, Taken, taker
 from training.data.ledger import COLUMNS, Ledger
 from training.data.near import NUM_VALUES, Bands
 from training.data.record import shown
 from training.data.settings import Settings
 from training.data.source import Source
 
+_logger = logging.getLogger(__name__)
 SPOOL, REJECTED, CONTAMINATED = "spool", "rejected.jsonl", "contaminated.jsonl"
 _PROCESS_BYTES = 160 << 20
 _MEMORY_BYTES_A_RECORD = 40
 _PACKED_RATIO = 4
+_ALONE_BELOW_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Read:
     rejected: list[Counter[str]]
     lines: Counter[str] = field(default_factory=Counter)
     labels: dict[int, str] = field(default_factory=dict)
+    fields: Counter[str] = field(default_factory=Counter)
     num_contaminated: int = 0
     need: Need | None = None
     peak_memory_bytes: int = 0
@@ -106,7 +110,7 @@ class Reading:
         self._sources, self._settings, self._evaluations = sources, settings, evaluations
         self._folder, self._command = folder, command
         self._size_bytes = sum(source.size_bytes for source in sources)
-        self._workers = pool.default_workers(self._size_bytes) if workers is None else workers
+        self._workers = pool.count_for(self._size_bytes, _ALONE_BELOW_BYTES) if workers is None else workers
         self._num_bands = Bands(settings.near).num if settings.near else 0
 
     def run(self) -> Read:
@@ -120,11 +124,13 @@ class Reading:
             self._contaminated = stack.enter_context(open(self._folder / CONTAMINATED, "wb"))
             self._progress = stack.enter_context(Progress("records", self._size_bytes, "B"))
             alone = self._command(self._settings, "--workers 0")
-            for taken in pool.taken(self._batches(), self._settings, self._evaluations, self._workers, alone):
+            start = pool.started(self._workers, taker, self._settings, self._evaluations, way_out=alone)
+            for taken in stack.enter_context(start)(self._batches()):
                 self._keep(taken, spool)
                 workers[taken.worker[0]] = max(taken.worker[1], workers.get(taken.worker[0], 0))
         for source in self._sources:
             self._read.lines += source.counts
+        self._require_fields()
         own = process.identity()["pid"]
         self._read.peak_memory_bytes = sum(peak for pid, peak in workers.items() if pid != own)
         return self._read
@@ -161,10 +167,26 @@ class Reading:
         read.num_contaminated += len(taken.shared)
         read.lines += taken.counts
         read.labels |= taken.labels
+        read.fields += taken.fields
         read.num_good[taken.source] += len(taken.columns["digest"])
         sketches = (taken.sketches.bands_NB, taken.sketches.values_NV) if taken.sketches else ()
         read.ledger.append(taken.columns, *sketches)
         spool.write(taken.lines)
+
+    def _require_fields(self) -> None:
+        """Refuse a draw by a field that no record has: it would take all of them for one value."""
+        settings, there = self._settings, self._read.fields
+        asked = {"--draw-by": settings.draw_by, "--prefer": settings.preferred[0]} if settings.draws else {}
+        for option, name in asked.items():
+            if name and not there[name] and len(self._read.ledger):
+                known = sorted(one for one in there if not one.endswith("="))
+                raise UserError(
+                    "no record has the field that the draw goes by; nothing was written", where=option, found=name,
+                    expected=f"one of {', '.join(map(shown, known))}: a field of the record, or of its metadata by its "
+                    "own name" if known else "records with fields besides what is said in them",
+                )  # fmt: skip
+        if settings.preferred[0] and settings.draws and not there[f"{settings.preferred[0]}="]:
+            _logger.warning("--prefer %s: no record has one of these values", settings.prefer)
 
     def _predict(self, taken: Taken) -> None:
         """Predict the need from the first good batch, and refuse it before anything large is done."""
@@ -191,8 +213,8 @@ class Reading:
             )  # fmt: skip
         return UserError(
             "a record is refused; nothing was written", where=place + named,
-            found="; ".join(reason.text for reason in fault.reasons), expected="one valid JSON object a line"
-            if fault.line else "a file of UTF-8 text", next_command=self._look(fault),
+            found="; ".join(reason.text for reason in fault.reasons), expected=_expected(fault),
+            next_command=self._look(fault),
         )  # fmt: skip
 
     def _look(self, fault: Fault) -> str:
@@ -203,6 +225,18 @@ class Reading:
             return self._command(self._settings, "--on-error drop")
         look = shown_by.format(line=fault.line, path=shlex.quote(str(path)))
         return f"{look}   # correct it, then run the same again, or ARGS='--on-error report' lists all"
+
+
+def _expected(fault: Fault) -> str:
+    """What should have stood there: of JSON that is sound, a record that keeps the rule that was broken first."""
+    if fault.line is None:
+        return "a file of UTF-8 text"
+    rule = fault.reasons[0].rule
+    if rule in rules.OF_LINES:
+        return "one valid JSON object a line"
+    if rule == "no_object":
+        return 'an object, such as {"text": "..."} or {"messages": [...]}'
+    return f"a record that keeps all rules of docs/data.md; this one breaks {rule}: {rules.RULES[rule]}"
 
 
 def _json_line(value: dict) -> bytes:

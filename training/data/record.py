@@ -92,6 +92,12 @@ def field(value: dict, name: str) -> str | None:
     return found if found is None or isinstance(found, str) else canonical(found).decode()
 
 
+def field_names(value: dict) -> list[str]:
+    """The names that `field` knows of a record, but for what is said in it."""
+    own = [name for name in value if name not in _FORM_KEYS and name not in ("metadata", "tools")]
+    return own + [name for name in value.get("metadata", {}) if name not in value]
+
+
 def build(value: dict, form: str, source: str | None = None) -> Record:
     """Make the record of a valid value.
 

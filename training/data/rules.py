@@ -23,6 +23,7 @@ RULES = {
     "half_surrogate": "half of a surrogate pair, which UTF-8 cannot hold",
     "nested_too_deep": "lists and objects within each other, more than 64 deep",
     "too_long": "a longer line than --max-record",
+    "damaged": "a packed file of a folder of text that is damaged or cut short",
     "no_object": "the line holds something that is no object",
     "no_form": "the record has none of the forms",
     "missing_key": "a key of the source's form is missing",
@@ -40,6 +41,8 @@ RULES = {
     "bad_tool": "a tool, or a call of one, that is not in the Hugging Face form",
     "control_string": "a chat template's control string inside a turn's content",
 }
+OF_LINES = frozenset(list(RULES)[: list(RULES).index("no_object")])
+"""Rules of JSON and of lines: what breaks one of them is no JSON object alone on its line."""
 ROLES = ("system", "user", "assistant", "tool")
 MAX_DEPTH = 64
 MAX_TURNS = 4096
@@ -80,7 +83,9 @@ def is_day(text: str) -> bool:
 def reasons(value: object, form: str | None) -> list[Reason]:
     """Every reason why a parsed value is no valid record of a form (None: of none yet); empty where it is."""
     if not isinstance(value, dict):
-        return [Reason("no_object", f"the line holds {_kind(value)}, not an object")]
+        kind = _kind(value)
+        held = "" if kind in ("null", "true", "false") else f" ({shown(value)})"
+        return [Reason("no_object", f"the line holds {kind}, not an object{held}")]
     if form is None:
         return [_no_form(value)]
     return list(_record_reasons(value, form))

@@ -82,6 +82,8 @@ class Settings:
             ("--floor", self.floor, self.floor >= 0, "0 records or more"),
             ("--cap", self.cap, 0 < self.cap <= 1, "a share like 15%"),
             ("--prefer", self.prefer, self.prefer is None or all(self.preferred), "FIELD=VALUE,VALUE,..."),
+            ("--floor, --cap", "no --draw-by", self.draw_by or not self._shares_out, "--draw-by FIELD, whose values "
+             "they bound"),
             ("--draw-by", "no --draw", self.draws or not (self.prefer or self.draw_by), "--draw, --draw-eval"),
             ("--max-record", format_bytes(self.max_record_bytes), 0 < self.max_record_bytes <= _MOST_RECORD_BYTES,
              f"at most {format_bytes(_MOST_RECORD_BYTES)}"),
@@ -98,6 +100,11 @@ class Settings:
     def draws(self) -> bool:
         """Whether anything is drawn."""
         return self.draw is not None or self.draw_eval is not None
+
+    @property
+    def _shares_out(self) -> bool:
+        """Whether bounds are set for a value's share of a draw."""
+        return (self.floor, self.cap) != (Settings.floor, Settings.cap)
 
     @property
     def preferred(self) -> tuple[str, list[str]]:

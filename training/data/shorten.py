@@ -4,6 +4,7 @@ Owns the order (R14). A conversation loses, of each as little as it needs and th
 observations (tool turns; where there are none, user turns) but the latest; the exchanges in which nothing is trained
 any more, whole; the end of the latest observation; what users said beside tools; other exchanges, whole; the text of
 earlier answers. `[...]` stands where text was. An answer to what is gone, or without its text, is context and no label.
+The latest observation may be what was asked, with the question at its end: QUESTION_CUT says that some of it is gone.
 A plain prompt loses its beginning. The last answer stays whole if it can; else its first tokens stay, 96 of them or
 more, and no end of turn is invented (B21). What does not fit even so is returned as it is, too long.
 """
@@ -24,6 +25,8 @@ from training.data.conversation import ANSWERING, OBSERVING, Conversation
 if TYPE_CHECKING:
     from training.data.supervised import Encoder
 
+ANSWER_CUT, QUESTION_CUT = "answer_cut", "question_cut"
+"""What a shortened record may have lost besides what is old."""
 KEPT_ANSWER_TOKENS = 96
 CUT = "[...]"
 _MOST_TRIALS = 12
@@ -31,21 +34,21 @@ _MOST_TRIALS = 12
 
 def shortened(
     encoder: Encoder, conversation: Conversation | None, ids: np.ndarray, trained: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Ids and labels that fit, or that do not still, and whether the last answer's end is cut off."""
-    limit = encoder.settings.seq_len
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Ids and labels that fit, or that do not still, and which of ANSWER_CUT and QUESTION_CUT has come of it."""
+    limit, cuts = encoder.settings.seq_len, ()
     if conversation is None:
         ids, trained = _without_start(encoder, ids, trained)
     else:
         fitting = _Fitting(encoder, conversation, ids, trained)
         fitting.fit()
-        ids, trained = fitting.ids, fitting.trained
+        ids, trained, cuts = fitting.ids, fitting.trained, (QUESTION_CUT,) * fitting.cuts_the_question
     if len(ids) <= limit:
-        return ids, trained, False
+        return ids, trained, cuts
     answer = _last_run(trained)
     if limit - answer.start >= min(KEPT_ANSWER_TOKENS, answer.stop - answer.start):
-        return ids[:limit], trained[:limit], True
-    return ids, trained, False
+        return ids[:limit], trained[:limit], (*cuts, ANSWER_CUT)
+    return ids, trained, cuts
 
 
 def _last_run(trained: np.ndarray) -> slice:
@@ -89,6 +92,12 @@ class _Fitting:
     def over(self) -> int:
         """Tokens above the limit."""
         return max(0, len(self.ids) - self._encoder.settings.seq_len)
+
+    @property
+    def cuts_the_question(self) -> bool:
+        """Whether text of the latest user's turn is gone, though its answer is trained."""
+        asked = [index for index in range(len(self._messages)) if self._messages[index]["role"] == "user"]
+        return bool(asked) and (asked[-1] in self._cuts.texts or asked[-1] in self._cuts.gone)
 
     def fit(self) -> None:
         """Take text away in the order of what it is worth, until the rest fits or nothing is left to take."""

@@ -6,7 +6,7 @@ mean is `intake`'s.
 """
 
 import hashlib
-import os
+import logging
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,21 +17,16 @@ from training.core.errors import UserError
 from training.data import blocks, jsonl, parquet, record
 from training.data.intake import Batch
 
+_logger = logging.getLogger(__name__)
 EXAMPLE = "make data-prepare INPUT=my.jsonl"
-_RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
-_TEXT_SUFFIXES = (
-    ".txt .text .md .rst .tex .org .adoc .html .htm .xml .csv .py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go "
-    ".java .kt .kts .scala .js .mjs .jsx .ts .tsx .rb .php .pl .pm .lua .sh .bash .zsh .fish .ps1 .sql .r .jl .m .cs "
-    ".swift .fs .vb .hs .ml .mli .ex .exs .erl .clj .lisp .el .vim .zig .nim .dart .asm .s .f90 .f .yaml .yml .toml "
-    ".ini .cfg .cmake .gradle .proto .graphql .css .scss .vue .svelte .tf .nix "
-)
-_FILES_AT_ONCE_BYTES = 1 << 20
+RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
 
 
 class Source:
     """Where records come from, read anew at each `batches()`.
 
-    `form` is what the records have; `counts` what was skipped and is no record; `sha256` is known when all is read.
+    `form` is what the records have; `counts` what was skipped and is no record; `left_out` the files that are none of
+    it, by their kind; `sha256` is known when all is read.
     `argument` is how the make command names it, `label` what the manifest calls it.
     """
 
@@ -46,6 +41,7 @@ class Source:
         self.declared_form = self.form = form
         self.weight = weight
         self.counts: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
         self.sha256: str | None = None
 
     def fingerprint(self) -> str:
@@ -65,7 +61,7 @@ class Jsonl(Source):
     def __init__(self, path: Path, form: str | None = None, weight: float = 1.0, paths: list[Path] | None = None):
         self.path, self.paths = path, paths or [path]
         size = sum(blocks.size_bytes(one, EXAMPLE) for one in self.paths)
-        super().__init__(path.name, _argument(path, weight), size, form, weight)
+        super().__init__(path.name, argument(path, weight), size, form, weight)
         packings = {blocks.packing(one) for one in self.paths}
         self.is_packed = packings != {"plain"}
         if "parquet" in packings:
@@ -100,86 +96,17 @@ class Jsonl(Source):
         self.sha256 = _of_files(digests)
 
     def _recognised(self, data: bytes, path: Path) -> str | None:
-        """The form of the first record that has one. Raises UserError for a JSON array, whose lines are no records."""
-        parser = jsonl.Parser()
-        for number, body in jsonl.bodies(data, Counter()):
-            if body.lstrip().startswith(b"["):
+        """The form of the first record that has one. Raises UserError for a JSON array, whose lines are no records.
+
+        Lists on lines of their own are no array, but so many bad records.
+        """
+        parser, lines = jsonl.Parser(), list(jsonl.bodies(data, Counter()))
+        for number, body in lines:
+            if body.lstrip().startswith(b"[") and (len(lines) == 1 or parser.value(body)[1]):
                 raise _json_array(path, number + 1)
             if form := record.form_of(parser.value(body)[0]):
                 return form
         return None
-
-
-class Folder(Source):
-    """A folder of text and code: a record a file, by its path; hidden files and those of other kinds are passed over.
-
-    The first step of a file's path is its group, so that what belongs together stays together.
-    """
-
-    kind = "folder"
-
-    def __init__(self, folder: Path, weight: float = 1.0):
-        self.folder = folder
-        self.paths = self._find()
-        size = sum(path.stat().st_size for path in self.paths)
-        super().__init__(folder.resolve().name, _argument(folder, weight), size, "text", weight)
-
-    def _find(self) -> list[Path]:
-        """The files of text in the order of their paths."""
-        found, others = [], 0
-        for parent, folders, names in os.walk(self.folder):
-            folders[:] = sorted(name for name in folders if self._enters(Path(parent), name))
-            for name in names:
-                path = Path(parent, name)
-                if self._takes(Path(parent), name) and path.is_file():
-                    found.append(path)
-                else:
-                    others += 1
-        if not found:
-            raise UserError(
-                "the folder holds no text", where=self.folder, found=f"{others} files of other kinds",
-                expected="files such as .txt, .md or .py, or JSONL", next_command=EXAMPLE,
-            )  # fmt: skip
-        return sorted(found, key=self._name)
-
-    def _enters(self, parent: Path, name: str) -> bool:
-        return not name.startswith(".") and name != "__pycache__"
-
-    def _takes(self, parent: Path, name: str) -> bool:
-        suffix = Path(name).suffix.lower()
-        return not name.startswith(".") and suffix != "" and f"{suffix} " in _TEXT_SUFFIXES
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix()
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for path in self.paths:
-            self._update(digest, path, path.read_bytes())
-        return digest.hexdigest()
-
-    def _update(self, digest, path: Path, data: bytes) -> None:
-        name = os.fsencode(self._name(path))
-        digest.update(b"%d %d\n%s%s" % (len(name), len(data), name, data))
-
-    def batches(self, number: int, name: str | None, max_line_bytes: int, on_bytes: Callable) -> Iterator[Batch]:
-        self.sha256, self.counts = None, Counter()
-        digest, waiting, num_waiting = hashlib.sha256(), [], 0
-        for path in self.paths:
-            data = path.read_bytes()
-            self._update(digest, path, data)
-            on_bytes(len(data))
-            if not data.strip() and not self.always_drops:  # an __init__.py, say: no record, and nobody's mistake
-                self.counts["empty_files"] += 1
-                continue
-            waiting.append((os.fsencode(self._name(path)).decode(errors="backslashreplace"), data))
-            num_waiting += len(data)
-            if num_waiting >= _FILES_AT_ONCE_BYTES:
-                yield Batch(number, str(self.folder), 1, waiting, self.form, name)
-                waiting, num_waiting = [], 0
-        if waiting:
-            yield Batch(number, str(self.folder), 1, waiting, self.form, name)
-        self.sha256 = digest.hexdigest()
 
 
 def of(text: str, form: str | None = None) -> Source:
@@ -190,17 +117,24 @@ def of(text: str, form: str | None = None) -> Source:
         path, weight = Path(name), _weight(text, number)
     if not path.is_dir():
         return Jsonl(path, form, weight)
-    inside = sorted(child for child in path.iterdir() if child.is_file() and not child.name.startswith("."))
-    if inside and all(child.name.lower().endswith(_RECORD_SUFFIXES) for child in inside):
-        return Jsonl(path, form, weight, inside)
+    children = sorted(path.iterdir())
+    inside = [child for child in children if child.is_file() and not child.name.startswith(".")]
+    if inside and all(child.name.lower().endswith(RECORD_SUFFIXES) for child in inside):
+        shards = Jsonl(path, form, weight, inside)
+        shards.left_out["folder or hidden"] = len(children) - len(inside)
+        return shards
     if form not in (None, "text"):
         raise UserError("a folder of text has records of the form 'text'", where=path, found=form, next_command=EXAMPLE)
+    if any(child.name.lower().endswith(RECORD_SUFFIXES) for child in inside):
+        _logger.warning("%s: files of records beside text are left out; each can be a --source of its own", path)
+    from training.data.folder import Folder  # which is made of a source itself
+
     return Folder(path, weight)
 
 
 def name_of(one: Source) -> str:
     """The name that a dataset gets from its first source."""
-    suffix = next((suffix for suffix in _RECORD_SUFFIXES if one.label.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in RECORD_SUFFIXES if one.label.lower().endswith(suffix)), "")
     return store.name_from(one.label[: len(one.label) - len(suffix)])
 
 
@@ -217,7 +151,8 @@ def _weight(text: str, number: str) -> float:
     )  # fmt: skip
 
 
-def _argument(path: Path, weight: float) -> str:
+def argument(path: Path, weight: float) -> str:
+    """A source as the make command names it."""
     return shlex.quote(str(path) if weight == 1 else f"{path}={weight:g}")
 
 

@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 from training.core.errors import MachineError, UserError
-from training.data.source import Folder
+from training.data.folder import Folder
 
 _LEFT_OUT = {"test", "site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"}
 _GENERATED_PREFIXES = ("_sysconfigdata", "config-")
@@ -31,6 +31,7 @@ class StandardLibrary(Folder):
             raise MachineError(
                 "this Python has no standard library in source", where=place, expected=".py files"
             ) from None
+        self.left_out.clear()  # nobody put them there to be read
         self.label, self.argument = f"python-{platform.python_version()}", "--stdlib"
 
     def _enters(self, parent: Path, name: str) -> bool:

@@ -17,20 +17,23 @@ import numpy as np
 
 from training.core import files
 from training.core.errors import UserError
-from training.data import shorten
+from training.data import shorten, unrendered
 from training.data.chat import Rendered, Renderer, Unfollowable
 from training.data.conversation import Conversation, of_record
-from training.data.supervision import Settings, lever
+from training.data.record import shown
+from training.data.supervision import SHORTENED, TOO_LONG, Settings, lever
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 from training.tokenizer.encoder import any_of
 from training.tokenizer.template import Unrenderable, of_tokenizer
 
-TOO_LONG, CONTROL, UNRENDERED, UNFOLLOWED, UNTRAINED = (
-    "too_long", "control_token_in_text", "not_rendered", "not_followed", "nothing_trained",
+CONTROL, UNRENDERED, LOST, UNFOLLOWED, UNTRAINED = (
+    "control_token_in_text", "not_rendered", "answer_not_rendered", "not_followed", "nothing_trained",
 )  # fmt: skip
-LEFT_OUT = (TOO_LONG, CONTROL, UNRENDERED, UNFOLLOWED, UNTRAINED)
-SHORTENED, ANSWER_CUT, LAST_ONLY, MIXES = "shortened", "answer_cut", "last_answer_only", "several_answers"
-NOTED = (SHORTENED, ANSWER_CUT, LAST_ONLY, MIXES)
+LEFT_OUT = (TOO_LONG, CONTROL, UNRENDERED, LOST, UNFOLLOWED, UNTRAINED)
+LAST_ONLY, MIXES = "last_answer_only", "several_answers"
+NOT_IN_TEXT = {kind: f"{kind}_not_rendered" for kind in unrendered.KINDS}
+NOTED = (SHORTENED, shorten.ANSWER_CUT, shorten.QUESTION_CUT, LAST_ONLY, *NOT_IN_TEXT.values(), MIXES)
+_PLACES_A_BATCH = 3
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Encoded:
     trained: np.ndarray
     text_bytes: np.ndarray
     notes: Counter = field(default_factory=Counter)
+    noted: tuple[tuple[str, int], ...] = ()
+    """The first few lines of each note."""
     left_out: tuple[LeftOut, ...] = ()
 
 
@@ -125,6 +130,7 @@ class Encoder:
             np.concatenate([np.empty(0, np.uint8), *(sample.trained for sample in samples)]),
             np.array([sample.text_bytes for sample in samples], "<u8"),
             Counter(note for sample in samples for note in sample.notes),
+            tuple(_first_places(samples)),
             tuple(one for one in results if isinstance(one, LeftOut)),
         )
 
@@ -136,11 +142,24 @@ class Encoder:
         if conversation is None:
             pieces = [Piece(value["prompt"], self.settings.loss_on == "all"), Piece(value["completion"], True)]
             return _Read(line, identity, None, pieces, ())
+        failure = None
         try:
             rendered = self.renderer.render(conversation)
-        except (Unrenderable, Unfollowable) as error:
+            text = rendered.text
+        except Unrenderable as error:
             return _failure(line, identity, error)
-        notes = (*((LAST_ONLY,) if rendered.is_last_only else ()), *((MIXES,) if conversation.mixes else ()))
+        except Unfollowable as error:
+            failure, text = error, self.renderer.text(conversation)
+        missing = unrendered.left_out(self.renderer, conversation, text)
+        if found := _lost(missing, conversation):
+            return LeftOut(line, LOST, identity, found, "a chat template that prints all that an assistant says")
+        if failure:
+            return _failure(line, identity, failure)
+        notes = (
+            *((LAST_ONLY,) if rendered.is_last_only else ()),
+            *dict.fromkeys(NOT_IN_TEXT[part.kind] for part in missing),
+            *((MIXES,) if conversation.mixes else ()),
+        )
         return _Read(line, identity, conversation, self.pieces(rendered, conversation), notes)
 
     @cached_property
@@ -241,10 +260,10 @@ class Encoder:
         size, before = len(ids), f"{len(ids)} tokens, {int(trained.sum())} of them trained"
         if len(ids) > limit and self.settings.overlong == "left":
             try:
-                ids, trained, is_cut = shorten.shortened(self, read.conversation, ids, trained)
+                ids, trained, cuts = shorten.shortened(self, read.conversation, ids, trained)
             except (Unrenderable, Unfollowable) as error:
                 return _failure(read.line, read.id, error)
-            notes = (*notes, SHORTENED, *((ANSWER_CUT,) if is_cut else ()))
+            notes = (*notes, SHORTENED, *cuts)
         if len(ids) > limit:
             expected = f"at most data.seq_len={limit} tokens; or data.overlong=left or drop"
             return LeftOut(read.line, TOO_LONG, read.id, before, expected, lever("seq_len", size))
@@ -262,6 +281,23 @@ class _Read:
     conversation: Conversation | None
     pieces: list[Piece]
     notes: tuple[str, ...]
+
+
+def _lost(missing: Sequence[unrendered.Part], conversation: Conversation) -> str | None:
+    """What an assistant calls in an answer that would be trained, and the text has not."""
+    for part in missing:
+        if part.kind == "tool_calls" and part.message >= conversation.num_prompt:
+            return f"the tool call of {conversation.place(part.message)}, {shown(part.text)}, is not in the text"
+    return None
+
+
+def _first_places(samples: Sequence[Sample]) -> Iterator[tuple[str, int]]:
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        for note in sample.notes:
+            seen[note] += 1
+            if seen[note] <= _PLACES_A_BATCH:
+                yield note, sample.line
 
 
 def _failure(line: int, identity: str | None, error: UserError) -> LeftOut:

@@ -13,6 +13,8 @@ from training.recipe.model import Data
 LOSS_ON = ("all", "completion", "assistant")
 OVERLONG = ("drop", "left", "refuse")
 ON_ERROR = ("refuse", "drop")
+TOO_LONG, SHORTENED = "too_long", "shortened"
+"""What becomes of a record over the limit, as a manifest counts it: left out, or made to fit."""
 _FEWEST_TOKENS = 2
 
 

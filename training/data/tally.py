@@ -7,11 +7,13 @@ documents + left out, always.
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 
 from training.core.errors import UserError
-from training.data import record, supervised
+from training.core.units import format_number
+from training.data import record, shorten, supervised, unrendered
 from training.data.supervised import Encoded, LeftOut
-from training.data.supervision import Settings, lever
+from training.data.supervision import SHORTENED, TOO_LONG, Settings, lever
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -24,16 +26,21 @@ class Tally:
         self._reference, self._split, self._settings = reference, split, settings
         self._left_out = dict.fromkeys(supervised.LEFT_OUT, 0)
         self._first: dict[str, list[str]] = {}
+        self._noted_at: dict[str, list[str]] = {}
         self._notes: Counter[str] = Counter(dict.fromkeys(supervised.NOTED, 0))
 
     def add(self, encoded: Encoded) -> None:
         """Count a batch. Raises UserError at a record that the settings do not leave out."""
         self._notes.update(encoded.notes)
+        for note, line in encoded.noted:
+            places = self._noted_at.setdefault(note, [])
+            if len(places) < _SHOWN:
+                places.append(f"{self._split}.jsonl:{line + 1}")
         for one in encoded.left_out:
             self._leave_out(one)
 
     def _leave_out(self, one: LeftOut) -> None:
-        too_long = one.reason == supervised.TOO_LONG
+        too_long = one.reason == TOO_LONG
         self._left_out[one.reason] += 1
         if (self._settings.overlong if too_long else self._settings.on_error) == "refuse":
             raise UserError(
@@ -68,7 +75,7 @@ class Tally:
     def _nothing_left(self) -> UserError:
         reasons = [f"{count} {_words(reason)}" for reason, count in self._left_out.items() if count]
         examples = [place for places in self._first.values() for place in places[:1]]
-        too_long = self._left_out[supervised.TOO_LONG] > 0
+        too_long = self._left_out[TOO_LONG] > 0
         return UserError(
             "nothing is left to train on", where=f"{self._reference} {self._split}.jsonl",
             found=f"{', '.join(reasons)} ({'; '.join(examples)})",
@@ -76,13 +83,18 @@ class Tally:
             next_command=lever("overlong", "left") if too_long else lever("on_error", "refuse"),
         )  # fmt: skip
 
+    def words(self, figures: dict | None = None) -> Iterator[str]:
+        """What was left out or changed, each with its first places; of a manifest's figures where they are given."""
+        figures = figures or self.figures()
+        for reason, places in figures["first_left_out"].items():
+            yield f"{figures['left_out'][reason]} left out, {_words(reason)}: {'; '.join(places)}"
+        for note, meaning in _MEANING.items():
+            if count := figures["noted"][note]:
+                yield f"{format_number(count, 'record')} {meaning}: {', '.join(figures['first_noted'][note])}"
+
     def _tell(self) -> None:
-        for reason, places in self._first.items():
-            count = self._left_out[reason]
-            _logger.warning("%s: %d left out, %s: %s", self._split, count, _words(reason), "; ".join(places))
-        for note in (supervised.SHORTENED, supervised.ANSWER_CUT, supervised.LAST_ONLY):
-            if self._notes[note]:
-                _logger.warning("%s: %d records, %s", self._split, self._notes[note], _MEANING[note])
+        for words in self.words():
+            _logger.warning("%s: %s", self._split, words)
         if self._split == "train" and self._settings.loss_on != "assistant" and self._notes[supervised.MIXES]:
             _logger.warning(
                 "%d records have tool turns or several answers, and data.loss_on=%s trains what is between them too; "
@@ -91,13 +103,21 @@ class Tally:
 
     def figures(self) -> dict:
         """What the manifest says of it."""
-        return {"left_out": dict(self._left_out), "first_left_out": self._first, "noted": dict(self._notes)}
+        return {
+            "left_out": dict(self._left_out), "first_left_out": self._first,
+            "noted": dict(self._notes), "first_noted": self._noted_at,
+        }  # fmt: skip
 
 
 _MEANING = {
-    supervised.SHORTENED: "shortened to data.seq_len",
-    supervised.ANSWER_CUT: "whose answer's end did not fit and is cut off",
+    SHORTENED: "shortened to data.seq_len",
+    shorten.ANSWER_CUT: "whose answer's end did not fit and is cut off",
+    shorten.QUESTION_CUT: "whose latest user's turn is cut, and with it what may have been asked "
+    "(data.overlong=drop leaves them out)",
     supervised.LAST_ONLY: "trained on their last answer alone, since the template rewrites the others",
+} | {
+    supervised.NOT_IN_TEXT[kind]: f"with {words} that the chat template leaves out of the text"
+    for kind, words in unrendered.KINDS.items()
 }
 
 

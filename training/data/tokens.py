@@ -19,8 +19,7 @@ from training.core import files, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_count
-from training.data import workers
-from training.data.dataset import KIND as DATASET_KIND
+from training.data import encoding
 from training.data.dataset import TOKENS, Dataset
 from training.data.shard import SampleShard, Shard
 from training.data.supervised import Encoded
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 KIND = TOKENS
 TEXT_FORM = "text"
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 _BYTES_A_TOKEN_GUESS = 2.0
 
 
@@ -116,7 +115,7 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None =
     folder = folder_of(dataset, tokenizer, settings)
     with store.exclusive(folder, KIND):
         if not store.reusable(folder, KIND):
-            files.verify_manifest(dataset.folder, DATASET_KIND)
+            dataset = dataset.verified()
             _require_space(folder, dataset, tokenizer)
             with files.atomic_folder(folder) as temporary:
                 _write(temporary, dataset, tokenizer, settings)
@@ -166,20 +165,20 @@ def _write(folder: Path, dataset: Dataset, tokenizer: Tokenizer, settings: Setti
     has_answers = dataset.form != TEXT_FORM
     if has_answers:
         body["labels"] = settings.key(tokenizer.chat_template)
-    with workers.started(tokenizer, settings if has_answers else None, dataset.text_bytes) as encode:
+    with encoding.started(tokenizer, settings if has_answers else None, dataset.text_bytes) as encode:
         write = partial(_write_samples, settings=settings) if has_answers else _write_texts
         body["splits"] = {split: write(folder, dataset, split, encode) for split in dataset.splits}
     files.write_manifest(folder, KIND, {**body, "tool": version.tool()})
 
 
-def _write_texts(folder: Path, dataset: Dataset, split: str, encode: workers.Encode) -> dict:
+def _write_texts(folder: Path, dataset: Dataset, split: str, encode: encoding.Encode) -> dict:
     with Shard(folder, split) as shard:
         for encoded in _encoded(dataset, split, encode):
             shard.write(encoded)
     return shard.figures()
 
 
-def _write_samples(folder: Path, dataset: Dataset, split: str, encode: workers.Encode, settings: Settings) -> dict:
+def _write_samples(folder: Path, dataset: Dataset, split: str, encode: encoding.Encode, settings: Settings) -> dict:
     tally = Tally(dataset.reference, split, settings)
     with SampleShard(folder, split) as shard:
         for encoded in _encoded(dataset, split, encode):
@@ -190,7 +189,7 @@ def _write_samples(folder: Path, dataset: Dataset, split: str, encode: workers.E
     return figures | tally.figures()
 
 
-def _encoded(dataset: Dataset, split: str, encode: workers.Encode) -> Iterator[Encoded]:
+def _encoded(dataset: Dataset, split: str, encode: encoding.Encode) -> Iterator[Encoded]:
     """Encode a split's records batch by batch, showing how far it is."""
     num_tokens = 0
     with Progress(f"tokens {split}", dataset.manifest["splits"][split]["records"], "record") as progress:

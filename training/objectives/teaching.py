@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 from training.core import files, store, version
 from training.core.errors import IntegrityError, RunError, UserError
+from training.data.dataset import TEACHERS, TEACHING
 from training.data.tokens import TokenSplit
 
 if TYPE_CHECKING:
     import numpy as np
 
-KIND = "teaching"
+KIND = TEACHING
 SPLIT = "train"
 _FORMAT_VERSION = 1
-_FOLDER = "teachers"
 _JOURNAL = "journal.json"
 _JOURNAL_SECONDS = 10.0
 
@@ -69,7 +69,7 @@ class Said:
 
 def folder_of(split: TokenSplit, teacher: Identity, top_k: int) -> Path:
     """Where a teacher's record lies, or would lie."""
-    return split.folder / _FOLDER / files.short(teacher.key(split, top_k))
+    return split.folder / TEACHERS / files.short(teacher.key(split, top_k))
 
 
 def _row_bytes(split: TokenSplit, top_k: int) -> dict[str, int]:
@@ -209,7 +209,7 @@ def find(split_folder: Path, wanted: str | None, top_k: int, make_command: str |
         wanted: a name, name@hash, or None for the only one.
     """
     name, _, digits = (wanted or "").partition("@")
-    there = store.complete_folders(split_folder / _FOLDER)
+    there = store.complete_folders(split_folder / TEACHERS)
     records = [(folder, files.read_manifest(folder, KIND)) for folder in there]
     found = [
         folder for folder, manifest in records
