@@ -1,7 +1,6 @@
 """`tokenizer-measure`: tokenizers side by side on a data set, and which size of vocabulary to train."""
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from training.core.errors import UserError
@@ -14,10 +13,11 @@ EXAMPLE = 'make tokenizer-measure DATASET=stdlib ARGS="stdlib /app/models/other.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.artifact import CALLED
     from training.tokenizer.pretokenizers import CONFIGURATIONS, DEFAULT
 
     known, add = ", ".join(CONFIGURATIONS), parser.add_argument
-    add("tokenizers", nargs="*", metavar="TOKENIZER", help="a name, name@hash, Hugging Face folder or GGUF file")
+    add("tokenizers", nargs="*", metavar="TOKENIZER", help=CALLED)
     add("--dataset", required=True, metavar="REF", help="name@hash, a name (its newest) or a folder")
     add("--sweep", metavar="SIZE,SIZE", help="train vocabularies of these sizes and price them for --config")
     add("--pre-tokenizer", default=DEFAULT, metavar="NAME", help=f"of the sweep: one of {known} (default %(default)s)")
@@ -48,11 +48,10 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 def _compare(args: argparse.Namespace, data, report: Report) -> dict:
     from training.data import corpus
-    from training.tokenizer import measure, measure_view
+    from training.tokenizer import artifact, measure, measure_view
 
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
-        opened = [measure.open_named(text, Path(workspace)) for text in args.tokenizers]
-        measured = [measure.measure(tokenizer, corpus.named_texts(data)) for tokenizer in opened]
+    opened = [artifact.find(text) for text in args.tokenizers]
+    measured = [measure.measure(tokenizer, corpus.named_texts(data)) for tokenizer in opened]
     for line in (*measure_view.comparison_lines(measured), ""):
         say(line)
     if args.plot:
