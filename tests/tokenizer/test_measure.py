@@ -9,8 +9,7 @@ from tests.tokenizer.conftest import corpus_of, sample_texts
 from training.cli import main
 from training.core.errors import UserError
 from training.core.paths import REPOSITORY
-from training.llamacpp import tiny
-from training.tokenizer import artifact, measure, proof, sweep
+from training.tokenizer import measure, sweep
 from training.tokenizer.train import Corpus, Settings, learn
 
 DEMO = REPOSITORY / "recipes/demo/pretrain-stdlib.yaml"
@@ -46,41 +45,6 @@ def test_every_figure_is_counted(make_tokenizer):
 def test_no_text_is_refused(make_tokenizer):
     with pytest.raises(UserError, match="no text"):
         measure.measure(make_tokenizer(), [("a", "")])
-
-
-def test_a_gguf_file_is_the_tokenizer_that_it_was_made_of(make_tokenizer, tmp_path: Path):
-    """Roles, specials, the template, the pre-tokenizer and every id."""
-    for name in ("llama-bpe", "smollm"):
-        tokenizer = make_tokenizer(pre_tokenizer=name, name=name)
-        path = tmp_path / f"{name}.gguf"
-        tiny.write(path, seed=1, vocabulary=proof.vocabulary(tokenizer), template=tokenizer.chat_template)
-        opened = measure.open_named(str(path), tmp_path)
-        kept = ("vocab_size", "pre_tokenizer", "add_bos", "roles", "specials")
-        assert {key: opened.manifest[key] for key in kept} == {key: tokenizer.manifest[key] for key in kept}
-        assert opened.chat_template == tokenizer.chat_template and opened.name == name
-        for text in ("don't 12345\r\n \u4f60", "a<|im_end|>\n"):
-            assert opened.encode(text) == tokenizer.encode(text)
-
-
-def test_a_gguf_of_another_kind_is_refused(make_tokenizer, tmp_path: Path):
-    vocabulary = proof.vocabulary(make_tokenizer())
-    path = tiny.write(
-        tmp_path / "other.gguf", seed=1, vocabulary=type(vocabulary)(**vars(vocabulary) | {"pre": "tekken"})
-    )
-    with pytest.raises(UserError, match="not known here") as caught:
-        measure.open_named(str(path), tmp_path)
-    assert "tekken" in caught.value.found
-
-
-def test_a_folder_and_a_name_are_opened(make_tokenizer, tmp_path: Path):
-    tokenizer = make_tokenizer()
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    tokenizer.copy_to(folder)
-    for reference in ("small", str(tokenizer.folder), str(folder)):
-        assert measure.open_named(reference, tmp_path).hash == tokenizer.hash
-    (folder / artifact.MANIFEST_IN_CHECKPOINT).unlink()
-    assert measure.open_named(str(folder), tmp_path).specials == tokenizer.specials
 
 
 @pytest.mark.parametrize("size", [280, 300, 320])

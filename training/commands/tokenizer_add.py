@@ -47,4 +47,4 @@ def _rows(model_rows: int | None, manifest: dict) -> str:
     rows = manifest["rows"]
     if model_rows is None:
         return f"{rows} rows are needed; the model is not known here"
-    return f"{rows} rows, as the model has" if rows == model_rows else f"from {model_rows} to {rows} rows"
+    return f"{rows} rows, as it has" if rows == model_rows else f"from {model_rows} to {rows} rows"
