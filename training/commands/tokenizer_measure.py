@@ -67,11 +67,9 @@ def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
     from training.tokenizer import measure_view, sweep
     from training.tokenizer.train import Settings
 
-    settings = Settings(pre_tokenizer=args.pre_tokenizer)
-    points = sweep.sweep(
-        corpus.of(data), settings, _sizes(args.sweep), list(corpus.named_texts(data)), Path(args.config)
-    )
-    best = sweep.recommended(points)
+    settings, sizes = Settings(pre_tokenizer=args.pre_tokenizer), _sizes(args.sweep)
+    points = sweep.sweep(corpus.of(data), settings, sizes, list(corpus.named_texts(data)), Path(args.config))
+    best, further = sweep.recommended(points), sweep.further(points, sizes)
     for line in (*measure_view.sweep_lines(points, best), ""):
         say(line)
     if args.plot:
@@ -80,9 +78,21 @@ def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
     for point in points[:8]:
         cost = f"{format_count(point.parameters)} parameters, {format_bytes(point.memory_bytes)}"
         report.add(f"{point.vocab_size} entries", f"{point.measured.all.bytes_per_token:.3f} bytes per token, {cost}")
-    report.add("recommended", f"{best.vocab_size} entries: the fewest multiplications for a byte of text")
-    report.add("next", make_command("tokenizer-train", "--vocab-size", str(best.vocab_size), DATASET=data.reference))
-    return {"points": [point.to_json() for point in points], "recommended": best.vocab_size}
+    end = "; it is at the end of the sizes tried, and a size beyond may need fewer" if further else ""
+    report.add("recommended", f"{best.vocab_size} entries: the fewest multiplications for a byte of text{end}")
+    report.add("next", _next(args, data.reference, best.vocab_size, further))
+    return {"points": [point.to_json() for point in points], "recommended": best.vocab_size, "further": further}
+
+
+def _next(args: argparse.Namespace, reference: str, best: int, further: list[int]) -> str:
+    """Train the best size, or try those beyond it first; the sweep's own options stay."""
+    if not further:
+        return make_command(
+            "tokenizer-train", "--vocab-size", str(best), "--pre-tokenizer", args.pre_tokenizer, DATASET=reference
+        )
+    sizes = ",".join(map(str, further))
+    options = ("--sweep", sizes, "--pre-tokenizer", args.pre_tokenizer, "--config", args.config)
+    return make_command("tokenizer-measure", *options, DATASET=reference)
 
 
 def _sizes(text: str) -> list[int]:

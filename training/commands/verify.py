@@ -18,7 +18,7 @@ _NEXT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a base, a data set or tokenizer by name or name@hash, or the folder of one or a checkpoint")
+    parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint, a base, a data set or a tokenizer")
     parser.add_argument("--signers", metavar="FILE", help="require a signature of one of these allowed signers (GGUF)")
 
 

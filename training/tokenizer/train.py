@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 3
 _NUM_BYTES = 256
-_MOST_ENTRIES = 1 << 20
+MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
 _LOOK_SECONDS = 0.5
 _PIECE_CHARS = 1 << 16
@@ -60,12 +60,12 @@ class Settings:
         pretokenizers.check_name(self.pre_tokenizer)
         chat_templates.named(self.chat_template)
         smallest = _NUM_BYTES + len(self.specials)
-        if not smallest <= self.vocab_size <= _MOST_ENTRIES:
+        if not smallest <= self.vocab_size <= MOST_ENTRIES:
             raise UserError(
                 "the vocabulary is too small" if self.vocab_size < smallest else "the vocabulary is too large",
                 where="--vocab-size",
                 found=self.vocab_size,
-                expected=f"{smallest} ({_NUM_BYTES} bytes and the specials) to {_MOST_ENTRIES}",
+                expected=f"{smallest} ({_NUM_BYTES} bytes and the specials) to {MOST_ENTRIES}",
             )
 
     @property
