@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from training.core import files, paths, store
 from training.core.errors import UserError
 from training.recipe import bases
+from training.recipe.load import load
 
 FOLDER = paths.REPOSITORY / "recipes"
 
@@ -65,9 +67,25 @@ def copy(name: str, target: Path) -> Path:
     entry = find(name)
     target = target / entry.path.name if target.is_dir() or str(target).endswith("/") else target
     if target.exists():
-        raise UserError("something is there already", where=target, expected="a new name")
+        raise UserError(
+            "something is there already", where=target, found="a folder" if target.is_dir() else "a file",
+            expected="a new name", next_command=f'make recipe ARGS="copy {name} {_free(target)}"',
+        )  # fmt: skip
     files.write_text(target, _own(entry.path, target))
     return target
+
+
+def _free(target: Path) -> Path:
+    """The next name like a target's that nothing has: `mine-2.yaml`."""
+    numbered = (target.with_stem(f"{target.stem}-{number}") for number in itertools.count(2))
+    return next(path for path in numbered if not path.exists())
+
+
+def on_base(name: str) -> list[Entry]:
+    """The recipes whose model starts from a base, those of LoRA first, as they fit the smallest machine."""
+    found = [(entry, load(entry.path).recipe) for entry in entries()]
+    named = [(recipe.method != "lora", entry) for entry, recipe in found if recipe.model.base == name]
+    return [entry for _, entry in sorted(named, key=lambda pair: (pair[0], pair[1].name))]
 
 
 def _own(source: Path, target: Path) -> str:
