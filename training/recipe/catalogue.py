@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import os
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core import files, paths, store
-from training.core.errors import UserError
+from training.core.errors import TrainyardError, UserError
 from training.recipe import bases
 from training.recipe.load import load
 
@@ -82,10 +83,14 @@ def _free(target: Path) -> Path:
 
 
 def on_base(name: str) -> list[Entry]:
-    """The recipes whose model starts from a base, those of LoRA first, as they fit the smallest machine."""
-    found = [(entry, load(entry.path).recipe) for entry in entries()]
-    named = [(recipe.method != "lora", entry) for entry, recipe in found if recipe.model.base == name]
-    return [entry for _, entry in sorted(named, key=lambda pair: (pair[0], pair[1].name))]
+    """The valid recipes whose model starts from a base, those of LoRA first, as they fit the smallest machine."""
+    named = []
+    for entry in entries():
+        with contextlib.suppress(TrainyardError):  # what is wrong with a recipe is `check`'s to tell
+            recipe = load(entry.path).recipe
+            if recipe.model.base == name:
+                named.append((recipe.method != "lora", entry.name, entry))
+    return [entry for *_, entry in sorted(named)]
 
 
 def _own(source: Path, target: Path) -> str:

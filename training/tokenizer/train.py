@@ -7,6 +7,7 @@ settings and the library's version recognises what is already made. Takes iterat
 
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -132,8 +133,8 @@ def _key(corpus: Corpus, settings: Settings) -> str:
 
 def predicted_memory_bytes(corpus: Corpus, settings: Settings) -> int:
     """The most bytes by which `train` grows this process: reading, learning, measuring and the proof."""
-    parts = (pieces(text, settings.longest_run_chars) for text in corpus.read())
-    return need.predict(parts, corpus.text_bytes, settings.pre_tokenizer, settings.vocab_size)
+    texts = ((sys.getsizeof(text), pieces(text, settings.longest_run_chars)) for text in corpus.read())
+    return need.predict(texts, corpus.text_bytes, settings.pre_tokenizer, settings.vocab_size)
 
 
 def learn(corpus: Corpus, settings: Settings) -> "tokenizers.Tokenizer":
