@@ -11,7 +11,7 @@ import pytest
 
 from training.calculator import nvml
 from training.cli import main
-from training.core import files, paths
+from training.core import files, paths, version
 from training.core.paths import REPOSITORY
 from training.data import dataset, tokens
 from training.tokenizer import artifact
@@ -55,6 +55,10 @@ def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
     assert target.read_text() == (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 2 and "there already" in document["error"]["what"]
+    assert document["error"]["next"] == f'make recipe ARGS="copy pretrain-stdlib {tmp_path / "mine-2.yaml"}"'
+    assert call("recipe", "copy", "pretrain-stdlib", str(tmp_path / "mine-2.yaml"))[0] == 0
+    next_command = call("recipe", "copy", "pretrain-stdlib", str(target))[1]["error"]["next"]
+    assert next_command.endswith('mine-3.yaml"')
     assert call("recipe", "check", str(target), "optimizer.lr=1e-3")[1]["values"]["optimizer"]["lr"] == 1e-3
     code, document, _ = call("recipe", "check", str(target), "optimizer.lr=fast", "bogus=1")
     assert code == 2 and len(document["error"]["problems"]) == 2
@@ -349,6 +353,12 @@ def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
     assert "no driver: training runs on the CPU" in text
     assert document["memory"]["total_bytes"] > 1 << 28 and document["packages"]["torch"].startswith("2.")
     assert document["llama_cpp"].startswith("b") and document["cpu"]["usable_cores"] >= 1
+    rows = document["report"]["rows"]
+    assert "its source not here yet; next: make export-build" in rows["llama.cpp"] and rows["next"] == "make demo"
+    assert rows["docker"].startswith("none answers; none is needed") and text.count(rows["cpu"]) == 1
+    monkeypatch.setattr(version, "missing", lambda *_, **__: ["torch"])
+    rows = call("doctor")[1]["report"]["rows"]
+    assert rows["missing"] == "torch" and rows["next"] == "make setup"
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.export.tiny_checkpoint import edit_json
+from tests.export.tiny_checkpoint import BASE, edit_json
 from training.cli import main
 from training.core import files
 from training.core.errors import IntegrityError, UserError
 from training.export import chain, manifest
+from training.recipe import bases
+from training.tokenizer import artifact, huggingface
 
 NAMES = ["manifest", "GGUF", "weights", "recipe", "run", "dataset", "tokenizer"]
 
@@ -119,10 +122,87 @@ def test_the_command_names_the_first_broken_link(gguf: Path, own_roots: Path, ca
 
 
 def test_a_path_outside_the_models_or_a_missing_one_is_the_users_error(gguf: Path, tmp_path: Path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match="outside its root"):
         _states(tmp_path / "x.gguf")
-    with pytest.raises(UserError, match="no such model"):
-        _states("/app/models/nothing.gguf")
+    for missing in ("/app/models/nothing.gguf", "nothing.gguf", tmp_path / "nothing.gguf"):
+        with pytest.raises(UserError, match="no such model file") as caught:
+            _states(missing)
+        assert "/app/models/trained/tiny/tiny-F16.gguf" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("tiny-F16", "/app/models/trained/tiny/tiny-F16.gguf"), ("tinny", "tiny"), ("tiny@ffffffffffff", "tiny"),
+     ("20261129-000000-tiny-0002", "20261129-000000-tiny-0001"), ("zzzz", "a tokenizer")],
+)  # fmt: skip
+def test_a_name_of_nothing_says_what_can_be_verified(gguf: Path, ours: Path, name: str, near: str):
+    with pytest.raises(UserError, match="nothing of that name to verify") as caught:
+        _states(name)
+    assert caught.value.found == name and near in caught.value.expected and "a base" in caught.value.expected
+
+
+# ---- a model on a base
+
+
+@pytest.fixture
+def tuned(gguf: Path, ours: Path, base: Path, own_roots: Path) -> Path:
+    """The chain of `ours`, but trained on the base and with the tokenizer that lies in the base's folder alone."""
+    [tokenizers] = own_roots.glob("training/tokenizers")
+    shutil.rmtree(tokenizers)
+    described = huggingface.describe(base) | {"name": BASE}
+    files.write_json(base / artifact.MANIFEST_IN_CHECKPOINT, described)
+    kept = files.read_json(base / "manifest.json")
+    body = {key: kept[key] for key in ("name", "revision", "weights_sha256", "pinned")}
+    own = {"name": BASE, "hash": described["hash"]}
+    files.write_manifest(base, "base", body | {"tokenizer": own})
+    claims = {"base": {key: body[key] for key in ("name", "revision", "weights_sha256")}, "tokenizer": own}
+    for path in (ours / "manifest.json", ours.parents[1] / "run.json", manifest.path_of(gguf)):
+        edit_json(path, **claims)
+    return base
+
+
+def test_a_model_on_a_base_is_whole_with_the_bases_own_tokenizer(gguf: Path, tuned: Path):
+    assert list(_states(gguf).items()) == [
+        (name, "ok") for name in ("manifest", "GGUF", "weights", "base", "recipe", "run", "dataset", "tokenizer")
+    ]
+    assert main(["verify", str(gguf)]) == 0
+    assert _states(BASE) == _states(tuned) == {"base": "ok", "tokenizer": "ok"}
+
+
+def test_a_base_that_is_exported_itself_has_no_run_to_miss(gguf: Path, tuned: Path):
+    edit_json(manifest.path_of(gguf), run=None, step=None, recipe_sha256=None, dataset=None,
+              weights_sha256=files.read_json(tuned / "manifest.json")["weights_sha256"])  # fmt: skip
+    assert _states(gguf) == dict.fromkeys(("manifest", "GGUF", "base", "tokenizer"), "ok")
+
+
+def test_a_base_is_held_against_the_pins(gguf: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the manifest's word of what it was made of, and by the files themselves, whatever a manifest says of them."""
+    known = bases.load()
+    pins = {"model.safetensors": "0" * 64}
+    monkeypatch.setattr(bases, "load", lambda path=None: {BASE: replace(known[BASE], files=pins)})
+    assert _states(gguf)["base"] == "broken"
+    monkeypatch.setattr(bases, "load", lambda path=None: known)
+    assert _states(gguf)["base"] == "ok"
+    pinned = files.read_json(tuned / "manifest.json")
+    _flip(tuned / "model.safetensors")
+    assert _states(gguf)["base"] == "broken"
+    body = {key: value for key, value in pinned.items() if key not in ("schema", "kind", "files")}
+    files.write_manifest(tuned, "base", body)  # the manifest follows the files; the pin does not
+    assert _states(gguf)["base"] == "broken"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "tokenizer_manifest.json"])
+def test_a_changed_byte_of_a_bases_tokenizer_is_found(gguf: Path, tuned: Path, name: str):
+    _flip(tuned / name)
+    states = _states(gguf)
+    assert states["tokenizer"] == states["base"] == "broken"
+
+
+def test_another_tokenizer_than_the_bases_is_absent_and_a_base_that_is_gone_too(gguf: Path, tuned: Path):
+    shutil.rmtree(tuned)
+    states = _states(gguf)
+    assert (states["base"], states["tokenizer"]) == ("absent", "absent") and "broken" not in states.values()
 
 
 # ---- the manifest itself

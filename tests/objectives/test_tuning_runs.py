@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import manifest_of, resume_in_the_middle
 from training.cli import main
-from training.core import files
+from training.core import files, paths
+from training.export import chain
 from training.recipe import bases
 from training.runs.events import read_events
 
@@ -42,6 +43,9 @@ def test_a_method_learns_and_leaves_its_weights_alone(world: Path, method: str):
     trained = sum(tensor.numel() for tensor in weights.values())
     assert summary["trainable_parameters"] == trained
     assert summary["parameters"] == base_parameters + (0 if method == "full" else trained)
+    shutil.rmtree(paths.roots().tokenizers)  # the base's own lies in its folder
+    links = {link.name: link.state for link in chain.walk(run.id)}
+    assert links == dict.fromkeys(("weights", "base", "recipe", "run", "dataset", "tokenizer"), "ok")
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

@@ -20,7 +20,7 @@ def base(make_tokenizer, tmp_path: Path) -> added.Base:
     tokenizer.copy_to(folder)
     (folder / artifact.MANIFEST_IN_CHECKPOINT).unlink()
     files.write_json(folder / "config.json", {"vocab_size": tokenizer.vocab_size + 10})
-    return added.Base.of_folder(folder)
+    return added.Base.of(artifact.find(str(folder)))
 
 
 def test_old_ids_stay_and_new_ones_come_behind(base: added.Base):
@@ -68,8 +68,8 @@ def test_the_command(base: added.Base, capsys: pytest.CaptureFixture, monkeypatc
     assert main(["tokenizer-add", reference, "--token", "<|tool|>", "--json"]) == 0
     output = capsys.readouterr()
     document = json.loads(output.out)
-    assert document["added"] == {"<|tool|>": base.tokenizer.vocab_size} and "as the model has" in output.err
-    assert document["tokenizer"].startswith("my-base@")
+    assert document["added"] == {"<|tool|>": base.tokenizer.vocab_size} and f"{base.rows} rows, as it has" in output.err
+    assert document["tokenizer"].startswith("my-base-added@")
     assert main(["tokenizer-add", document["tokenizer"], "--token", "<|two|>", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == {"<|two|>": base.tokenizer.vocab_size + 1}
     assert main(["tokenizer-add", reference]) == 2

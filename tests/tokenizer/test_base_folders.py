@@ -35,7 +35,7 @@ def added(folder: Path) -> list[dict]:
 
 
 def test_a_base_without_bos(make_base):
-    base = artifact.of_base(make_base(template="{{ messages }}"))
+    base = artifact.of_folder(make_base(template="{{ messages }}"))
     assert (base.bos_id, base.eos_id, base.pad_id, base.add_bos) == (None, 4, 1, False)
     assert base.pre_tokenizer == "qwen2" and base.chat_template == "{{ messages }}"
     [ids] = base.encode_documents(["hello 12"])
@@ -45,14 +45,14 @@ def test_a_base_without_bos(make_base):
 def test_bos_that_is_eos_stands_at_the_end_alone(make_base):
     """Else each end of a document would look like the start of another."""
     both = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    [ids] = artifact.of_base(make_base(both)).encode_documents(["hello"])
+    [ids] = artifact.of_folder(make_base(both)).encode_documents(["hello"])
     assert ids.tolist().count(1) == 1 and ids[-1] == 1
 
 
 def test_a_base_that_adds_bos_adds_it_once(make_base, make_tokenizer):
     """B31: to a prompt, and to nothing that a template has rendered."""
     processor = json.loads((make_tokenizer(pre_tokenizer="qwen2").folder / "tokenizer.json").read_text())
-    base = artifact.of_base(make_base({"bos_token": "<|bos|>"}, post_processor=processor["post_processor"]))
+    base = artifact.of_folder(make_base({"bos_token": "<|bos|>"}, post_processor=processor["post_processor"]))
     assert base.add_bos and base.encode("hi")[0] == base.bos_id == 0
     for rendered, count in (("<|bos|><|im_start|>user\nhi", 1), ("<|im_start|>user\nhi", 0)):
         [ids] = base.encode_rendered([rendered])
@@ -68,7 +68,7 @@ def test_a_post_processor_that_adds_more_is_refused(make_base):
         "special_tokens": special_tokens,
     }  # fmt: skip
     with pytest.raises(IntegrityError, match="adds other tokens"):
-        artifact.of_base(make_base(post_processor=processor))
+        artifact.of_folder(make_base(post_processor=processor))
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied(make_base):
@@ -77,7 +77,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(make_base):
         "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 2, "pad_type_id": 0,
         "pad_token": "<|pad|>",
     }  # fmt: skip
-    base = artifact.of_base(make_base(truncation=truncation, padding=padding))
+    base = artifact.of_folder(make_base(truncation=truncation, padding=padding))
     text = "one two three four five six seven"
     [ids], [rendered] = base.encode_documents([text]), base.encode_rendered([text])
     assert base.decode(ids[:-1]) == base.decode(rendered) == base.decode(base.encode(text)) == text
@@ -85,7 +85,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(make_base):
 
 def test_nfc_is_not_applied(make_base):
     """Text is what it is, as at the server: what is decoded is what was encoded."""
-    base = artifact.of_base(make_base(normalizer={"type": "NFC"}))
+    base = artifact.of_folder(make_base(normalizer={"type": "NFC"}))
     [ids], [rendered] = base.encode_documents([DECOMPOSED]), base.encode_rendered([DECOMPOSED])
     for found in (ids[:-1], rendered, base.encode(DECOMPOSED)):
         assert base.decode(found) == DECOMPOSED
@@ -97,46 +97,46 @@ def test_tokens_that_the_template_writes_steer(make_base, make_tokenizer):
     think = make_tokenizer(pre_tokenizer="qwen2").vocab_size
     tokens = added(make_base())
     tokens += [{"id": think, "content": "<think>", **flags}, {"id": think + 1, "content": "kilowatt", **flags}]
-    base = artifact.of_base(make_base(template="{{ '<think>' }}", added_tokens=tokens))
+    base = artifact.of_folder(make_base(template="{{ '<think>' }}", added_tokens=tokens))
     assert base.specials["<think>"] == think and "kilowatt" not in base.specials and base.vocab_size == think + 2
     [ids] = base.encode_documents(["a <think> kilowatt <|im_start|>"])
     assert think not in ids and 3 not in ids and think + 1 in ids
     assert think in base.encode("a <think>")
     tokens[-1]["id"] += 100
     with pytest.raises(IntegrityError, match="another id"):
-        artifact.of_base(make_base(added_tokens=tokens))
+        artifact.of_folder(make_base(added_tokens=tokens))
 
 
 def test_a_token_that_strips_blanks_is_refused(make_base):
     tokens = added(make_base())
     tokens[0]["rstrip"] = True
     with pytest.raises(IntegrityError, match="blanks around it") as caught:
-        artifact.of_base(make_base(added_tokens=tokens))
+        artifact.of_folder(make_base(added_tokens=tokens))
     assert "rstrip" in caught.value.found
 
 
 def test_a_base_without_eos_or_with_two_templates_is_refused(make_base):
     for eos in (None, "<nobody>"):
         with pytest.raises(UserError, match="no EOS"):
-            artifact.of_base(make_base({"eos_token": eos}))
+            artifact.of_folder(make_base({"eos_token": eos}))
     with pytest.raises(UserError, match="two different"):
-        artifact.of_base(make_base({"chat_template": "a"}, template="b"))
-    assert artifact.of_base(make_base({"chat_template": "b"})).chat_template == "b"
+        artifact.of_folder(make_base({"chat_template": "a"}, template="b"))
+    assert artifact.of_folder(make_base({"chat_template": "b"})).chat_template == "b"
 
 
 def test_a_manifest_in_the_folder_wins(make_tokenizer, tmp_path: Path):
     tokenizer = make_tokenizer()
     tokenizer.copy_to(tmp_path)
-    assert artifact.of_base(tmp_path).manifest == tokenizer.manifest
+    assert artifact.of_folder(tmp_path).manifest == tokenizer.manifest
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(IntegrityError):
-        artifact.of_base(tmp_path)
+        artifact.of_folder(tmp_path)
 
 
 def test_the_bytes_of_each_token_are_those_of_the_text(make_base):
     """Blanks belong to the token that holds them, whatever the file's post-processor trims."""
     trimming = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    base = artifact.of_base(make_base(post_processor=trimming))
+    base = artifact.of_folder(make_base(post_processor=trimming))
     text = "<|im_start|>user\n  don't 12 \u4f60\U0001f600e\u0301 \u00fcber<|im_end|>\n"
     [ids] = base.encode_rendered([text])
     assert base.num_bytes_V[ids].sum() == len(text.encode()) and ids[0] == base.specials["<|im_start|>"]

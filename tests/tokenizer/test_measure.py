@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.tokenizer.conftest import corpus_of, sample_texts
 from training.cli import main
 from training.core.errors import UserError
 from training.core.paths import REPOSITORY
-from training.llamacpp import tiny
-from training.tokenizer import artifact, measure, proof, sweep
+from training.tokenizer import measure, sweep
 from training.tokenizer.train import Corpus, Settings, learn
 
 DEMO = REPOSITORY / "recipes/demo/pretrain-stdlib.yaml"
@@ -46,41 +47,6 @@ def test_every_figure_is_counted(make_tokenizer):
 def test_no_text_is_refused(make_tokenizer):
     with pytest.raises(UserError, match="no text"):
         measure.measure(make_tokenizer(), [("a", "")])
-
-
-def test_a_gguf_file_is_the_tokenizer_that_it_was_made_of(make_tokenizer, tmp_path: Path):
-    """Roles, specials, the template, the pre-tokenizer and every id."""
-    for name in ("llama-bpe", "smollm"):
-        tokenizer = make_tokenizer(pre_tokenizer=name, name=name)
-        path = tmp_path / f"{name}.gguf"
-        tiny.write(path, seed=1, vocabulary=proof.vocabulary(tokenizer), template=tokenizer.chat_template)
-        opened = measure.open_named(str(path), tmp_path)
-        kept = ("vocab_size", "pre_tokenizer", "add_bos", "roles", "specials")
-        assert {key: opened.manifest[key] for key in kept} == {key: tokenizer.manifest[key] for key in kept}
-        assert opened.chat_template == tokenizer.chat_template and opened.name == name
-        for text in ("don't 12345\r\n \u4f60", "a<|im_end|>\n"):
-            assert opened.encode(text) == tokenizer.encode(text)
-
-
-def test_a_gguf_of_another_kind_is_refused(make_tokenizer, tmp_path: Path):
-    vocabulary = proof.vocabulary(make_tokenizer())
-    path = tiny.write(
-        tmp_path / "other.gguf", seed=1, vocabulary=type(vocabulary)(**vars(vocabulary) | {"pre": "tekken"})
-    )
-    with pytest.raises(UserError, match="not known here") as caught:
-        measure.open_named(str(path), tmp_path)
-    assert "tekken" in caught.value.found
-
-
-def test_a_folder_and_a_name_are_opened(make_tokenizer, tmp_path: Path):
-    tokenizer = make_tokenizer()
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    tokenizer.copy_to(folder)
-    for reference in ("small", str(tokenizer.folder), str(folder)):
-        assert measure.open_named(reference, tmp_path).hash == tokenizer.hash
-    (folder / artifact.MANIFEST_IN_CHECKPOINT).unlink()
-    assert measure.open_named(str(folder), tmp_path).specials == tokenizer.specials
 
 
 @pytest.mark.parametrize("size", [280, 300, 320])
@@ -130,7 +96,49 @@ def test_the_command_sweeps(records: str, tmp_path: Path, capsys: pytest.Capture
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert [point["vocab_size"] for point in document["points"]] == [280, 300]
-    assert f"--vocab-size {document['recommended']}" in output.err and plot.read_bytes().startswith(b"\x89PNG")
+    assert document["recommended"] == 300 and document["further"] == [300, 600, 1200]
+    assert "at the end of the sizes tried" in output.err and "--sweep 300,600,1200" in output.err
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("best", "asked", "wanted"),
+    [
+        (1024, [512, 1024, 2048], []), (4096, [1024, 4096], [4096, 8192, 16384]),
+        (4096, [4096, 8192], [1024, 2048, 4096]), (300, [300, 400], []),
+        (4096, [4096], [1024, 2048, 4096, 8192, 16384]),
+        (1 << 20, [4096, 1 << 20], []),
+    ],
+)  # fmt: skip
+def test_a_best_size_at_an_end_of_the_sweep_asks_for_sizes_beyond_it(
+    best: int, asked: list[int], wanted: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sweep, "recommended", lambda points: SimpleNamespace(vocab_size=best))
+    assert sweep.further([], asked) == wanted
+
+
+def test_a_size_that_the_text_has_not_is_left_out_of_a_sweep(caplog: pytest.LogCaptureFixture):
+    texts = sample_texts()
+    given = json.loads(learn(corpus_of(texts), Settings(vocab_size=5000)).to_str())["model"]["vocab"]
+    points = sweep.sweep(corpus_of(texts), Settings(), [300, 5000, 6000], [("a", text) for text in texts], DEMO)
+    assert [point.vocab_size for point in points] == [300, len(given)] and len(given) < 5000
+    assert f"the text gives {len(given)} entries and no more: 5000, 6000 left out" in caplog.text
+
+
+def test_no_legend_covers_a_bar(records: str, make_tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Each bar of the picture lies wholly outside of the legend's box."""
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: seen.append(self))
+    for name in ("one", "other", "third"):
+        make_tokenizer(name=name)
+    plot = str(tmp_path / "c.png")
+    assert main(["tokenizer-measure", "one", "other", "third", "--dataset", records, "--plot", plot]) == 0
+    [picture] = seen
+    picture.draw_without_rendering()
+    [legend], [axes] = picture.legends, picture.axes
+    assert len(axes.patches) == 6 and axes.get_legend() is None
+    box = legend.get_window_extent()
+    assert not any(box.overlaps(bar.get_window_extent()) for bar in axes.patches)
 
 
 @pytest.mark.parametrize("extra", [[], ["one", "--sweep", "300"], ["--sweep", "3oo"], ["--sweep", "100"], ["nobody"]])

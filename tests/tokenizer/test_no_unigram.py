@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_it_is_refused_by_name(folder: Path):
     with pytest.raises(IntegrityError, match="is none that llama") as caught:
-        artifact.of_base(folder)
+        artifact.of_folder(folder)
     assert "Metaspace" in caught.value.found
 
 

@@ -47,7 +47,7 @@ def test_a_base_with_nfc_has_the_same_ids_for_text_that_is_not_nfc(make_tokenize
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     lines = ["cafe\u0301", "\u1100\u1161\u11a8", "A\u030angstro\u0308m", "\u0958 \u0915\u093c", "\u212b \u2126"]
     assert any(unicodedata.normalize("NFC", line) != line for line in lines)
-    assert proof.prove(artifact.of_base(tmp_path), lines)["different"] == 0
+    assert proof.prove(artifact.of_folder(tmp_path), lines)["different"] == 0
 
 
 def test_a_wrong_name_is_found_out(make_tokenizer):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from training.cli import main
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError
 from training.tokenizer import artifact
 from training.tokenizer.train import Settings
 
@@ -98,15 +98,6 @@ def test_a_checkpoints_folder_loads_alike(make_tokenizer, tmp_path: Path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(IntegrityError):
         artifact.load(tmp_path)
-
-
-def test_references(make_tokenizer):
-    tokenizer = make_tokenizer()
-    for reference in ("small", f"small@{tokenizer.folder.name}", f"small@{tokenizer.hash[:12]}", str(tokenizer.folder)):
-        assert artifact.resolve(reference) == tokenizer.folder
-    with pytest.raises(UserError, match="no such tokenizer") as caught:
-        artifact.resolve("small@ffffffffffff")
-    assert f"small@{tokenizer.folder.name}" in caught.value.found
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -63,6 +63,7 @@ def draw_step(timeline: Timeline, path: Path, *, title: str, usable_bytes: int |
             highest = max(highest, usable_bytes if is_near else 0)
         top = 1.22 * highest / unit
         axes.set(xlim=(0, events[-1]), ylim=(0, top), ylabel=name, title=title, xlabel="allocations and releases")
+        figure.count_steps(axes)
         _name_phases(axes, timeline, top)
         axes.legend(loc="lower right", ncols=3)
 

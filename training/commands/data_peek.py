@@ -15,11 +15,12 @@ EXAMPLE = 'make data-peek DATASET=stdlib ARGS="--tokenizer stdlib --records 2"'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from training.data.settings import SPLITS
     from training.data.supervision import LOSS_ON, ON_ERROR, OVERLONG, Settings
+    from training.tokenizer.artifact import CALLED
 
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="a data set: name, name@hash or a folder")
     add("--split", choices=SPLITS, default="train", help="which of its files (default %(default)s)")
-    add("--tokenizer", help="show it in tokens of this tokenizer: name, name@hash or a folder")
+    add("--tokenizer", metavar="TOKENIZER", help=f"show it in tokens of this tokenizer: {CALLED}")
     add("--loss-on", choices=LOSS_ON, default=Settings.loss_on, help="what is trained of records with answers")
     add("--seq-len", type=int, default=Settings.seq_len, help="the most tokens of such a record (default %(default)s)")
     add(
@@ -80,7 +81,7 @@ def _tokens(args: argparse.Namespace, data) -> tuple:
     reference, settings = _settings(args)
     if reference is None:
         return None, None, {}
-    tokenizer = artifact.load(artifact.resolve(reference))
+    tokenizer = artifact.find(reference)
     found = shards.open_split(shards.tokenize(data, tokenizer, settings), args.split)
     return tokenizer, found, found.manifest["splits"][args.split]
 
@@ -92,7 +93,7 @@ def _settings(args: argparse.Namespace) -> tuple:
 
     if args.config:
         recipe = load(Path(args.config), args.overrides).recipe
-        return args.tokenizer or recipe.tokenizer.path, Settings.of(recipe.data)
+        return args.tokenizer or recipe.tokenizer.path or recipe.model.base, Settings.of(recipe.data)
     if args.overrides:
         raise UserError("values without a recipe", found=" ".join(args.overrides), next_command=EXAMPLE)
     return args.tokenizer, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error, args.template_date)

@@ -11,6 +11,8 @@ _WHOLE_GGUF_ALONE = ("importance", "no_fallback", "ollama", "llama_cpp", "allow_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.artifact import CALLED
+
     parser.add_argument(
         "checkpoint", help="a step folder, a run (its best; ID/latest), a base's name, a Hugging Face or PEFT folder"
     )
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", metavar="NAME", help="an adapter's base, by name or folder, where it names none")
     parser.add_argument("--importance", action="store_true", help="weigh K-quants by the training data")
     parser.add_argument("--no-fallback", action="store_true", help="refuse a K-quant that does not fit all rows")
-    parser.add_argument("--tokenizer", metavar="DIR", help="name@hash or a folder, where the checkpoint has none")
+    parser.add_argument("--tokenizer", metavar="TOKENIZER", help=f"where the checkpoint has none: {CALLED}")
     parser.add_argument("--name", help="the model's name (default: the recipe's, else the folder's)")
     parser.add_argument("--ollama", metavar="NAME", help="register the last file with Ollama under this name")
     parser.add_argument("--llama-cpp", metavar="DIR", help="convert with this llama.cpp, the pin's alone")

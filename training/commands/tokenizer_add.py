@@ -1,20 +1,21 @@
 """`tokenizer-add`: more tokens for the tokenizer of a base."""
 
 import argparse
-from pathlib import Path
 
 from training.core.report import Report
 
 SUMMARY = "add tokens to a base's tokenizer, and write down what must be resized"
-EXAMPLE = "make tokenizer-add BASE=/app/models/my-base ARGS=\"--token '<|tool|>' --name my-base-tools\""
+EXAMPLE = "make tokenizer-add BASE=smollm2-135m-instruct ARGS=\"--token '<|tool|>' --name smollm2-tools\""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.artifact import CALLED
+
     add = parser.add_argument
-    add("base", metavar="BASE", help="a Hugging Face folder, or a tokenizer's name@hash")
+    add("base", metavar="BASE", help=CALLED)
     add("--token", action="append", default=[], metavar="TEXT", help="a control token, never made of plain text")
     add("--word", action="append", default=[], metavar="TEXT", help="a text that is one token wherever it stands")
-    add("--name", help="the new tokenizer's name (default: the base's)")
+    add("--name", help="the new tokenizer's name (default: the base's and -added)")
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
@@ -24,8 +25,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
     if not args.token and not args.word:
         raise UserError("no token to add", expected="--token TEXT or --word TEXT", next_command=EXAMPLE)
-    base = _base(args.base)
-    name = args.name or store.name_from(base.tokenizer.name)
+    base = added.Base.of(artifact.find(args.base))
+    name = args.name or store.name_from(f"{base.tokenizer.name}-added")
     folder, reused = added.add(base, args.token, args.word, name=name, prove=proof.prove)
     tokenizer = artifact.load(folder)
     manifest = tokenizer.manifest
@@ -42,18 +43,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     }
 
 
-def _base(reference: str):
-    from training.core import paths
-    from training.tokenizer import added, artifact
-
-    folder = paths.model_path(reference) if reference.startswith("/app/models/") else Path(reference)
-    if (folder / artifact.TOKENIZER).is_file():
-        return added.Base.of_folder(folder)
-    return added.Base(artifact.load(artifact.resolve(reference)), None)
-
-
 def _rows(model_rows: int | None, manifest: dict) -> str:
     rows = manifest["rows"]
     if model_rows is None:
         return f"{rows} rows are needed; the model is not known here"
-    return f"{rows} rows, as the model has" if rows == model_rows else f"from {model_rows} to {rows} rows"
+    return f"{rows} rows, as it has" if rows == model_rows else f"from {model_rows} to {rows} rows"

@@ -1,7 +1,6 @@
 """`tokenizer-measure`: tokenizers side by side on a data set, and which size of vocabulary to train."""
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from training.core.errors import UserError
@@ -14,10 +13,11 @@ EXAMPLE = 'make tokenizer-measure DATASET=stdlib ARGS="stdlib /app/models/other.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from training.tokenizer.artifact import CALLED
     from training.tokenizer.pretokenizers import CONFIGURATIONS, DEFAULT
 
     known, add = ", ".join(CONFIGURATIONS), parser.add_argument
-    add("tokenizers", nargs="*", metavar="TOKENIZER", help="a name, name@hash, Hugging Face folder or GGUF file")
+    add("tokenizers", nargs="*", metavar="TOKENIZER", help=CALLED)
     add("--dataset", required=True, metavar="REF", help="name@hash, a name (its newest) or a folder")
     add("--sweep", metavar="SIZE,SIZE", help="train vocabularies of these sizes and price them for --config")
     add("--pre-tokenizer", default=DEFAULT, metavar="NAME", help=f"of the sweep: one of {known} (default %(default)s)")
@@ -48,11 +48,10 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
 def _compare(args: argparse.Namespace, data, report: Report) -> dict:
     from training.data import corpus
-    from training.tokenizer import measure, measure_view
+    from training.tokenizer import artifact, measure, measure_view
 
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
-        opened = [measure.open_named(text, Path(workspace)) for text in args.tokenizers]
-        measured = [measure.measure(tokenizer, corpus.named_texts(data)) for tokenizer in opened]
+    opened = [artifact.find(text) for text in args.tokenizers]
+    measured = [measure.measure(tokenizer, corpus.named_texts(data)) for tokenizer in opened]
     for line in (*measure_view.comparison_lines(measured), ""):
         say(line)
     if args.plot:
@@ -68,11 +67,9 @@ def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
     from training.tokenizer import measure_view, sweep
     from training.tokenizer.train import Settings
 
-    settings = Settings(pre_tokenizer=args.pre_tokenizer)
-    points = sweep.sweep(
-        corpus.of(data), settings, _sizes(args.sweep), list(corpus.named_texts(data)), Path(args.config)
-    )
-    best = sweep.recommended(points)
+    settings, sizes = Settings(pre_tokenizer=args.pre_tokenizer), _sizes(args.sweep)
+    points = sweep.sweep(corpus.of(data), settings, sizes, list(corpus.named_texts(data)), Path(args.config))
+    best, further = sweep.recommended(points), sweep.further(points, sizes)
     for line in (*measure_view.sweep_lines(points, best), ""):
         say(line)
     if args.plot:
@@ -81,9 +78,21 @@ def _sweep(args: argparse.Namespace, data, report: Report) -> dict:
     for point in points[:8]:
         cost = f"{format_count(point.parameters)} parameters, {format_bytes(point.memory_bytes)}"
         report.add(f"{point.vocab_size} entries", f"{point.measured.all.bytes_per_token:.3f} bytes per token, {cost}")
-    report.add("recommended", f"{best.vocab_size} entries: the fewest multiplications for a byte of text")
-    report.add("next", make_command("tokenizer-train", "--vocab-size", str(best.vocab_size), DATASET=data.reference))
-    return {"points": [point.to_json() for point in points], "recommended": best.vocab_size}
+    end = "; it is at the end of the sizes tried, and a size beyond may need fewer" if further else ""
+    report.add("recommended", f"{best.vocab_size} entries: the fewest multiplications for a byte of text{end}")
+    report.add("next", _next(args, data.reference, best.vocab_size, further))
+    return {"points": [point.to_json() for point in points], "recommended": best.vocab_size, "further": further}
+
+
+def _next(args: argparse.Namespace, reference: str, best: int, further: list[int]) -> str:
+    """Train the best size, or try those beyond it first; the sweep's own options stay."""
+    if not further:
+        return make_command(
+            "tokenizer-train", "--vocab-size", str(best), "--pre-tokenizer", args.pre_tokenizer, DATASET=reference
+        )
+    sizes = ",".join(map(str, further))
+    options = ("--sweep", sizes, "--pre-tokenizer", args.pre_tokenizer, "--config", args.config)
+    return make_command("tokenizer-measure", *options, DATASET=reference)
 
 
 def _sizes(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`verify`: the chain of hashes from a GGUF, a checkpoint or a dataset back to the data."""
+"""`verify`: the chain of hashes from a GGUF, a checkpoint, a base or a dataset back to the data."""
 
 import argparse
 
@@ -10,6 +10,7 @@ EXAMPLE = "make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 
 _NEXT = {
     **dict.fromkeys(("manifest", "GGUF"), "make export-gguf CHECKPOINT=latest ARGS=--force"),
+    "base": "make base-fetch BASE=name makes its folder again",
     "dataset": "make data-prepare INPUT=my.jsonl makes the same folder of the same records",
     "tokenizer": "make tokenizer-train DATASET=name makes the same folder of the same data set",
 }
@@ -17,7 +18,7 @@ _NEXT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint's, dataset's or tokenizer's folder")
+    parser.add_argument("model", metavar="MODEL", help="a GGUF, a run, a checkpoint, a base, a data set or a tokenizer")
     parser.add_argument("--signers", metavar="FILE", help="require a signature of one of these allowed signers (GGUF)")
 
 

@@ -16,6 +16,7 @@ from training.core import files
 from training.core.errors import UserError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -30,6 +31,13 @@ def require_kind(path: Path) -> None:
             "a picture is PNG or SVG, by the file's name", where="--plot", found=path.name,
             expected=" or ".join(f"a name that ends in {suffix}" for suffix in _SUFFIXES),
         )  # fmt: skip
+
+
+def count_steps(axes: Axes) -> None:
+    """Let the horizontal axis, which counts whole things, have marks at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 @contextmanager

@@ -199,9 +199,14 @@ def write_text(target: Path, text: str) -> None:
     write_bytes(target, text.encode())
 
 
+def json_text(value: object) -> str:
+    """JSON as files hold it: indented for people, keys in the order given."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_json(target: Path, value: object) -> None:
-    """Replace a JSON file in one step, indented for people, keys in the order given."""
-    write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Replace a JSON file in one step."""
+    write_text(target, json_text(value))
 
 
 @contextlib.contextmanager

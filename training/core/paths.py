@@ -85,15 +85,41 @@ def inside(root: Path, path: Path, what: str) -> Path:
     return resolved
 
 
+def host_path(text: str) -> Path:
+    """The place here of a path that may be a container's. Raises UserError where such a one leaves its root."""
+    path = Path(text)
+    if path.is_relative_to(CONTAINER_MODELS):
+        return inside(roots().models, roots().models / path.relative_to(CONTAINER_MODELS), "the model")
+    return path
+
+
 def model_path(text: str) -> Path:
     """The host's file for a model named by host path or by container path (`/app/models/...`).
 
-    Raises UserError where it leaves `$DATA_ROOT/models`.
+    Raises UserError where it leaves `$DATA_ROOT/models`, or where a path elsewhere leads nowhere.
     """
-    path = Path(text)
-    if path.is_relative_to(CONTAINER_MODELS):
-        path = roots().models / path.relative_to(CONTAINER_MODELS)
+    path = host_path(text)
+    if not os.path.lexists(path) and not path.absolute().is_relative_to(roots().models.resolve()):
+        raise _no_model(path)
     return inside(roots().models, path, "the model")
+
+
+def model_file(text: str) -> Path:
+    """The host's file of a model that is there. Raises UserError listing what there is, or as `model_path` does."""
+    path = model_path(text)
+    if not path.is_file():
+        raise _no_model(path)
+    return path
+
+
+def _no_model(path: Path) -> UserError:
+    there = [str(CONTAINER_MODELS / one.relative_to(roots().models)) for one in sorted(roots().models.rglob("*.gguf"))]
+    return UserError(
+        "no such model file", where=path,
+        found="a folder" if path.is_dir() else f"nothing; there are: {', '.join(there[:8]) or 'none yet'}",
+        expected="a .gguf file under $DATA_ROOT/models, by its host path or as /app/models/...",
+        next_command="make export-gguf CHECKPOINT=latest",
+    )  # fmt: skip
 
 
 def container_path(path: Path) -> Path:

@@ -45,34 +45,43 @@ def complete_folders(parent: Path) -> list[Path]:
     return [path.parent for path in sorted(manifests, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
 
 
-def resolve(text: str, root: Path, kind: str, make_command: str) -> Path:
-    """Return the folder that `name@hash`, `name` (its newest) or a folder's path means.
+def find(text: str, root: Path) -> Path | None:
+    """The folder that `name@hash`, `name` (its newest) or a folder's path means; None where there is none.
 
-    The hash may be shortened; it is the folder's, or the `hash` that its manifest holds. Raises UserError listing
-    what there is, with `make_command` as the way to get one.
+    The hash may be shortened; it is the folder's, or the `hash` that its manifest holds.
     """
     if "@" not in text and (Path(text) / files.MANIFEST).is_file():
         return Path(text).absolute()
     name, _, digits = text.partition("@")
-    found = complete_folders(root / name) if _NAME.fullmatch(name) else []
-    matching = [folder for folder in found if not digits or _has_hash(folder, digits.lower())]
-    if matching:
-        return matching[-1]
-    there = ", ".join(reference(folder) for folder in found) or ", ".join(_names(root)) or "none yet"
+    matching = [folder for folder in _named(name, root) if not digits or _has_hash(folder, digits.lower())]
+    return matching[-1] if matching else None
+
+
+def resolve(text: str, root: Path, kind: str, make_command: str) -> Path:
+    """What `find` finds. Raises UserError listing what there is, with `make_command` as the way to get one."""
+    if folder := find(text, root):
+        return folder
     raise UserError(
-        f"no such {kind}", where=root / name if found else root, found=f"{text!r}; there are: {there}",
+        f"no such {kind}", where=root, found=f"{text!r}; {there(text, root)}",
         expected=f"name@hash, a name, or the path of a {kind}'s folder", next_command=make_command,
     )  # fmt: skip
+
+
+def there(text: str, root: Path) -> str:
+    """What there is of a reference's name, else every name: `there are: small@0123456789ab`."""
+    names = sorted(path.name for path in root.glob("[!.]*") if complete_folders(path))
+    of_name = [reference(folder) for folder in _named(text.partition("@")[0], root)]
+    return "there are: " + (", ".join(of_name or names) or "none yet")
+
+
+def _named(name: str, root: Path) -> list[Path]:
+    return complete_folders(root / name) if _NAME.fullmatch(name) else []
 
 
 def _has_hash(folder: Path, digits: str) -> bool:
     if folder.name.startswith(files.short(digits)):
         return True
     return files.read_json(folder / files.MANIFEST).get("hash", "").startswith(digits)
-
-
-def _names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("[!.]*") if complete_folders(path))
 
 
 @contextlib.contextmanager

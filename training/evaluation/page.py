@@ -197,6 +197,7 @@ def _curves(page: Page) -> str:
         for (name, points), colour in zip(page.curves, (figure.BLUE, figure.ORANGE, figure.GREEN), strict=False):
             axes.plot(*zip(*points, strict=True), color=colour, label=name)
         axes.set_xlabel("step")
+        figure.count_steps(axes)
         axes.set_ylabel("nats a token")
         axes.legend()
 

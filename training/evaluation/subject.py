@@ -4,7 +4,7 @@ Owns what a reference means and which hashes tell the model; loading is `loading
 where a manifest names them. It imports no torch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from training.core import files, paths
@@ -12,7 +12,7 @@ from training.core.errors import IntegrityError, UserError
 from training.recipe import bases
 from training.recipe.load import Resolved
 from training.runs.folder import RUN_FILE, resolve_checkpoint, step_name
-from training.tokenizer import artifact, gguf_vocabulary
+from training.tokenizer import artifact
 
 CONFIG = "config.json"
 CHECKPOINT, BASE, FOLDER, GGUF = "checkpoint", "base", "folder", "gguf"
@@ -101,14 +101,11 @@ def _folder(folder: Path) -> Subject:
             expected="a checkpoint, or a Hugging Face folder with safetensors", next_command="make runs",
         )  # fmt: skip
     sha256 = files.sha256_together({path.name: files.sha256_file(path) for path in weights})
-    return Subject(FOLDER, folder.name, folder, sha256, artifact.of_base(folder), {})
+    return Subject(FOLDER, folder.name, folder, sha256, artifact.of_folder(folder), {})
 
 
 def _gguf(reference: str) -> Subject:
-    path = paths.model_path(reference)
-    if not path.is_file():
-        raise UserError("no such model", where=path, found="nothing", expected="a GGUF file",
-                        next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
+    path = paths.model_file(reference)
     beside = path.with_name(path.name.removesuffix(".gguf") + ".manifest.json")
     manifest = files.read_json(beside) if beside.is_file() else {}
     if manifest:
@@ -116,7 +113,7 @@ def _gguf(reference: str) -> Subject:
     sha256 = manifest.get("sha256") or files.sha256_file(path)
     quant = manifest.get("quant_type") or _quant_type(path)
     origin = {key: manifest.get(key) for key in ("run", "step", "dataset", "weights_sha256")}
-    return Subject(GGUF, path.name, path, sha256, _vocabulary(path, sha256), origin | {"quant_type": quant})
+    return Subject(GGUF, path.name, path, sha256, artifact.find(str(path)), origin | {"quant_type": quant})
 
 
 def _quant_type(path: Path) -> str:
@@ -126,14 +123,3 @@ def _quant_type(path: Path) -> str:
         return gguf_header.read(path).quant_type
     except (KeyError, ValueError) as error:
         raise IntegrityError("the file does not tell its quant type", where=path, found=error) from error
-
-
-def _vocabulary(path: Path, sha256: str) -> artifact.Tokenizer:
-    """The file's own tokenizer, unpacked once for this machine."""
-    folder = paths.roots().cache / "vocabularies" / files.short(sha256)
-    if not (folder / files.MANIFEST).is_file():
-        with files.atomic_folder(folder) as partial:
-            gguf_vocabulary.to_folder(path, partial)
-            files.write_manifest(partial, "vocabulary", {})
-    found = artifact.of_base(folder)
-    return replace(found, manifest=found.manifest | {"name": path.stem})

@@ -1,14 +1,15 @@
-"""The chain of hashes walked back: GGUF, manifest, weights, recipe, run, dataset, tokenizer.
+"""The chain of hashes walked back: GGUF, manifest, weights, base, recipe, run, dataset, tokenizer.
 
 Each link is `ok`, `broken` (bytes or claims differ) or `absent` (not on this machine, or never named). What a link
 claims of those before it comes from the manifest where the walk began. Nothing is written and nothing is repaired.
 """
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, paths, store
 from training.core.errors import IntegrityError, UserError
 from training.data import dataset as datasets
 from training.export import adapter as adapters
@@ -38,9 +39,12 @@ class _AbsentError(Exception):
 
 
 def walk(start: str) -> Iterator[Link]:
-    """Yield the links from a GGUF, a checkpoint, a run (its best checkpoint), a dataset or a tokenizer backwards."""
+    """Yield the links back from a GGUF, a checkpoint, a run (its best checkpoint), a base, a dataset or a tokenizer.
+
+    Raises UserError where there is nothing of that name.
+    """
     if start.endswith(".gguf"):
-        yield from _from_gguf(paths.model_path(start))
+        yield from _from_gguf(paths.model_file(start))
         return
     folder = _folder(start)
     kind = files.read_json(folder / files.MANIFEST).get("kind") if (folder / files.MANIFEST).is_file() else None
@@ -48,17 +52,33 @@ def walk(start: str) -> Iterator[Link]:
         yield _link("dataset", lambda: _verified(folder, datasets.KIND)["hash"])
     elif kind == artifact.KIND:
         yield _link("tokenizer", lambda: _tokenizer_hash(folder))
+    elif kind == bases.KIND:
+        claims = files.read_json(folder / files.MANIFEST)
+        yield _link("base", lambda: _base(claims))
+        yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
     else:
         yield from _from_checkpoint(folder)
 
 
 def _folder(start: str) -> Path:
     """The folder that is meant; of a run the best checkpoint, else the latest, damaged or not."""
-    path = Path(start)
+    path = paths.host_path(start)
     if path.is_dir() and not (path / RUN_FILE).is_file():
         return path.absolute()
-    if "@" in start:
-        return datasets.resolve(start)
+    roots = paths.roots()
+    found = store.find(start, roots.datasets) or store.find(start, roots.tokenizers)
+    if found is not None:
+        return found
+    if start in bases.load():
+        bases.find(start).require_folder()
+        return bases.find(start).folder
+    if start != "latest" and not any((one / RUN_FILE).is_file() for one in (path, roots.runs / start)):
+        raise UserError(
+            "nothing of that name to verify", where=roots.data, found=start,
+            expected="a GGUF file under /app/models, a run, a checkpoint's folder, a base, a data set, a tokenizer"
+            + _near(start),
+            next_command="make runs, and make recipe for the bases",
+        )  # fmt: skip
     run = RunFolder.open(start)
     for pointer in ("best", "latest"):
         if (run.checkpoints / f"{pointer}.json").is_file():
@@ -66,10 +86,18 @@ def _folder(start: str) -> Path:
     raise UserError("the run has no checkpoint yet", where=run.path, next_command=f"make resume RUN={run.id}")
 
 
+def _near(start: str) -> str:
+    """The names that a wrong one may have meant."""
+    roots = paths.roots()
+    ggufs = {str(paths.CONTAINER_MODELS / one.relative_to(roots.models)) for one in roots.models.rglob("*.gguf")}
+    known = {Path(one).parent.name: one for one in ggufs} | {Path(one).stem: one for one in ggufs}
+    named = [one for root in (roots.datasets, roots.tokenizers, roots.runs) for one in root.glob("[!.]*")]
+    known |= {one.name: one.name for one in named} | {name: name for name in bases.load()}
+    near = difflib.get_close_matches(Path(start.partition("@")[0]).name, known, 3, cutoff=0.6)
+    return f"; perhaps {', '.join(known[name] for name in near)}" if near else ""
+
+
 def _from_gguf(gguf: Path) -> Iterator[Link]:
-    if not gguf.is_file():
-        raise UserError("no such model", where=gguf, found="nothing", expected="a GGUF file",
-                        next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
     claims: dict = {}
     yield (link := _link("manifest", lambda: _read_claims(gguf, claims)))
     if link.state != OK:
@@ -93,12 +121,15 @@ def _from_checkpoint(folder: Path) -> Iterator[Link]:
 
 
 def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
-    yield _link("weights", lambda: _weights(claims, folder))
+    is_base = claims["run"] is None and (claims["base"] or {}).get("weights_sha256") == claims["weights_sha256"]
+    if not is_base:
+        yield _link("weights", lambda: _weights(claims, folder))
     if claims["base"] is not None:
         yield _link("base", lambda: _base(claims["base"]))
-    yield _link("recipe", lambda: _recipe(claims, folder))
-    yield _link("run", lambda: _run(claims))
-    yield _link("dataset", lambda: _dataset(claims["dataset"]))
+    if not is_base:
+        yield _link("recipe", lambda: _recipe(claims, folder))
+        yield _link("run", lambda: _run(claims))
+        yield _link("dataset", lambda: _dataset(claims["dataset"]))
     yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
 
 
@@ -200,6 +231,7 @@ def _dataset(claim: dict | None) -> str:
 
 
 def _tokenizer(claim: dict) -> str:
+    """Of an artifact, or of the base that brings its own."""
     try:
         folder = artifact.resolve(f"{claim['name']}@{files.short(claim['hash'])}")
     except UserError:
@@ -209,5 +241,9 @@ def _tokenizer(claim: dict) -> str:
 
 
 def _tokenizer_hash(folder: Path) -> str:
-    _verified(folder, artifact.KIND)
+    """Hash the tokenizer's own files; those of a base's folder that are none of them are the link base's."""
+    records = files.read_json(folder / files.MANIFEST)["files"]
+    for name in artifact.FILES:
+        if name in records:
+            files.verify_file(folder / name, records[name])
     return artifact.load(folder).hash

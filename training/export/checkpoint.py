@@ -163,7 +163,7 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     Args:
         reference: a step folder, a run's id or folder (its best, else its latest; `ID/best` and `ID/latest` say which),
             a base's name, or a plain folder in Hugging Face's or PEFT's form.
-        tokenizer: an artifact's `name@hash` or a folder, for weights without a tokenizer of their own.
+        tokenizer: what a person calls one, for weights without a tokenizer of their own.
         base: a base's name or folder, for an adapter in PEFT's form that names none of ours.
     """
     path = Path(reference)
@@ -281,8 +281,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def _tokenizer_folder(folder: Path, tokenizer: str | None) -> Path:
     if tokenizer is not None:
-        plain = (Path(tokenizer) / artifact.TOKENIZER).is_file()
-        return Path(tokenizer).absolute() if plain else artifact.resolve(tokenizer).absolute()
+        return artifact.find(tokenizer).folder
     if _has_tokenizer(folder):
         return folder
     raise UserError(

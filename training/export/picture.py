@@ -30,4 +30,5 @@ def write(gguf: Path, manifest: dict, positions: list[dict]) -> None:
         ):  # fmt: skip
             axes.scatter(lengths, [max(one[key], _FLOOR) for one in positions], s=5, color=colour, label=label)
         axes.set(yscale="log", xlabel="tokens before the position", ylabel="nats", title=title)
+        figure.count_steps(axes)
         axes.legend()

@@ -98,7 +98,7 @@ def find(text: str) -> Teacher:
     """The teacher that a word means. Raises UserError, IntegrityError where its bytes have changed."""
     if re.match(r"https?://", text):
         return _of_server(text)
-    path = _on_this_machine(text)
+    path = paths.host_path(text)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise UserError("no such file", where=path, found="nothing", expected="a GGUF file")
@@ -110,11 +110,6 @@ def find(text: str) -> Teacher:
         path = resolve_checkpoint(text)
         files.verify_manifest(path, "checkpoint")
     return _of_folder(path.absolute())
-
-
-def _on_this_machine(text: str) -> Path:
-    """The place that a path means here, which may be a container's."""
-    return paths.model_path(text) if Path(text).is_relative_to(paths.CONTAINER_MODELS) else Path(text)
 
 
 def _of_folder(path: Path) -> Teacher:
@@ -130,7 +125,7 @@ def _of_folder(path: Path) -> Teacher:
 def _of_server(url: str) -> Teacher:
     """The teacher that a server has loaded, by its file. Raises where the file is not here, or is another."""
     info = Client(url).model_info()
-    file = _on_this_machine(str(info["path"]))
+    file = paths.host_path(str(info["path"]))
     if not file.is_file():
         raise UserError(
             "the server's file is not on this machine, so the teacher cannot be told by its hash", where=url,

@@ -71,6 +71,14 @@ class Base:
                 found=_told(manifest["pinned"]), expected=f"{_told(self.files)}, as {show(FILE)} has it",
                 next_command=f"make base-fetch BASE={self.name}",
             )  # fmt: skip
+        for name, digest in self.files.items():
+            own = manifest["files"].get(Path(name).name)  # what a GGUF was made into has other names
+            if own is not None and own["sha256"] != digest:
+                raise IntegrityError(
+                    "a file of the base is not the pinned one", where=self.folder / Path(name).name,
+                    found=f"sha256 {files.short(own['sha256'])}", expected=f"sha256 {files.short(digest)}, as "
+                    f"{show(FILE)} has it", next_command=f"make base-fetch BASE={self.name}",
+                )  # fmt: skip
         return manifest
 
 

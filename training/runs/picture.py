@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.core.figure import BLUE, GREEN, ORANGE, drawing
+from training.core.figure import BLUE, GREEN, ORANGE, count_steps, drawing
 from training.runs.overview import Overview
 
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9")
@@ -35,6 +35,7 @@ def draw(shown: Sequence[Overview], path: Path) -> None:
             if best := one.course.best:
                 axes.plot(best["step"], best["eval/loss_nats"], "*", color=colour, markersize=12)
         axes.set_xlabel("step")
+        count_steps(axes)
         axes.set_ylabel("loss, nats a token")
         axes.set_title(title)
         axes.grid(alpha=0.3)

@@ -14,7 +14,7 @@ from training.core.report import make_command
 from training.llamacpp import pin as pins
 from training.llamacpp.client import Client
 from training.serving import checks, prompts
-from training.serving.model import check, resolve, signature
+from training.serving.model import check, signature
 from training.serving.settings import service_command
 
 _FROM_MANIFEST = (
@@ -29,7 +29,7 @@ class Candidate:
         self.service, self.part, self.questions = service, part, questions
         self._tokenizer: object | None = None
         with self.timed("check"):
-            self.model = check(resolve(asked), manifest_required=True, service=service)
+            self.model = check(paths.model_file(asked), manifest_required=True, service=service)
         self._describe()
         self._find_tokenizer()
 

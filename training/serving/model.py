@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.calculator.serving_fit import Served
 from training.core import files, paths
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError
 from training.core.progress import Progress
 from training.llamacpp import gguf_header
 from training.serving.settings import service_command
@@ -40,25 +40,6 @@ class ModelFile:
     def served(self) -> Served:
         """By what its memory in service is reckoned."""
         return served(self.header, self.signature["bytes"])
-
-
-def resolve(text: str) -> Path:
-    """The host's file of a model named by host or container path. Raises UserError."""
-    path = paths.model_path(text)
-    if not path.is_file():
-        there = sorted(str(p.relative_to(paths.roots().models.resolve())) for p in _models())
-        raise UserError(
-            "no such model file",
-            where=path,
-            found="a folder" if path.is_dir() else f"nothing; there are: {', '.join(there[:8]) or 'none yet'}",
-            expected="a .gguf file under $DATA_ROOT/models, by its host path or as /app/models/...",
-            next_command="make export-gguf CHECKPOINT=latest",
-        )
-    return path
-
-
-def _models() -> list[Path]:
-    return list(paths.roots().models.resolve().rglob("*.gguf"))
 
 
 def check(path: Path, *, manifest_required: bool, service: str) -> ModelFile:

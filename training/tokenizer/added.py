@@ -32,11 +32,12 @@ class Base:
     rows: int | None
 
     @classmethod
-    def of_folder(cls, folder: Path) -> "Base":
-        """A Hugging Face folder, with or without a model's config.json."""
-        config = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    def of(cls, tokenizer: Tokenizer) -> "Base":
+        """A tokenizer with the rows that its own manifest asks for, or that the model beside it has."""
+        path = tokenizer.folder / "config.json"
+        config = files.read_json(path) if path.is_file() else {}
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-        return cls(artifact.of_base(folder), rows)
+        return cls(tokenizer, tokenizer.manifest.get("rows", rows))
 
 
 def add(

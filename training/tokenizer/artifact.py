@@ -1,13 +1,13 @@
 """A tokenizer as it lies on disk: `tokenizer.json`, `tokenizer_config.json`, a chat template, and the manifest of all.
 
 Invariants: `hash` is the sha256 of tokenizer.json, and loading checks it. Text of documents never becomes a control
-token; text of prompts may. A checkpoint holds the same files, its manifest as `tokenizer_manifest.json`. A Hugging
-Face folder without a manifest is the same thing by `of_base`.
+token; text of prompts may. A checkpoint holds the same files, its manifest as `tokenizer_manifest.json`. What a person
+calls a tokenizer is `find`'s to say, in every command; what a recipe may name, `resolve`'s.
 """
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from training.core import files, paths, store
 from training.core.errors import IntegrityError, UserError
 from training.recipe import bases
 from training.recipe.model import Recipe
-from training.tokenizer import huggingface
+from training.tokenizer import gguf_vocabulary, huggingface
 from training.tokenizer.encoder import Encoder
 from training.tokenizer.huggingface import CONFIG, TEMPLATE, TOKENIZER
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 KIND = "tokenizer"
+CALLED = "a name, name@hash, a base's name, a Hugging Face folder or a GGUF file"
+"""What a person can call a tokenizer, as commands tell it."""
 MANIFEST_IN_CHECKPOINT = "tokenizer_manifest.json"
+FILES = (TOKENIZER, CONFIG, TEMPLATE, MANIFEST_IN_CHECKPOINT)
+"""What a tokenizer's folder can hold of it."""
 
 BOS, EOS, PAD = "<|bos|>", "<|endoftext|>", "<|pad|>"
 _ROLES = {"bos": BOS, "eos": EOS, "pad": PAD}
@@ -171,7 +175,7 @@ class Tokenizer:
 
     def copy_to(self, folder: Path) -> None:
         """Write the tokenizer's files into a checkpoint's folder."""
-        for name in (TOKENIZER, CONFIG, TEMPLATE):
+        for name in FILES[:3]:
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, folder / name)
         files.write_json(folder / MANIFEST_IN_CHECKPOINT, self.manifest)
@@ -195,12 +199,13 @@ def load(folder: Path) -> Tokenizer:
     return Tokenizer(folder=folder, manifest=manifest)
 
 
-def of_base(folder: Path) -> Tokenizer:
-    """A base's folder as a tokenizer: by the manifest in it, else by what its own files say.
+def of_folder(folder: Path) -> Tokenizer:
+    """A folder as a tokenizer: by the manifest in it, else by what its own files say.
 
     Raises UserError where a file or EOS is missing, IntegrityError where llama.cpp would give other ids.
     """
-    if (folder / MANIFEST_IN_CHECKPOINT).is_file():
+    own = folder / files.MANIFEST
+    if (folder / MANIFEST_IN_CHECKPOINT).is_file() or (own.is_file() and files.read_json(own).get("kind") == KIND):
         return load(folder)
     return Tokenizer(folder=folder, manifest=huggingface.describe(folder))
 
@@ -216,6 +221,43 @@ def of_recipe(recipe: Recipe) -> Tokenizer:
     return load(base.folder)
 
 
+def find(reference: str) -> Tokenizer:
+    """The tokenizer that a person means: whatever `resolve` finds, a Hugging Face folder, or a GGUF file.
+
+    A path may be a container's. Raises UserError listing what there is, IntegrityError where bytes have changed or
+    llama.cpp would give other ids.
+    """
+    path = paths.host_path(reference)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError("no such file", where=path, found="nothing", expected="a GGUF file")
+        found = of_folder(gguf_vocabulary.unpacked(path))
+        return replace(found, manifest=found.manifest | {"name": path.stem})
+    if (path / TOKENIZER).is_file():
+        return of_folder(path.absolute())
+    return load(resolve(reference))
+
+
 def resolve(reference: str) -> Path:
-    """Return the folder of `name@hash`, `name` (its newest) or a folder's path. Raises UserError."""
-    return store.resolve(reference, paths.roots().tokenizers, KIND, "make tokenizer-train DATASET=name@hash")
+    """Return the folder of a tokenizer that a hash pins, as a recipe may name it: of an artifact by `name@hash`, `name`
+    (its newest) or path, else of a fetched base by `name` or `name@hash`. Raises UserError listing what there is.
+    """
+    root, known = paths.roots().tokenizers, bases.load()
+    folder = store.find(reference, root)
+    if folder is not None and (folder / TOKENIZER).is_file():
+        return folder
+    name, _, digits = reference.partition("@")
+    if name in known:
+        known[name].require_folder()
+        own = known[name].folder
+        if files.read_json(own / MANIFEST_IN_CHECKPOINT)["hash"].startswith(digits.lower()):
+            return own
+    place = paths.host_path(reference)
+    raise UserError(
+        "no such tokenizer", where=place if place.exists() else root,
+        found=f"no {TOKENIZER} that a manifest pins" if place.exists() else
+        f"{reference!r}; {store.there(reference, root)}; bases: {', '.join(known)}",
+        expected="a name or name@hash, a base's name, a folder of either; where nothing is trained, a Hugging Face "
+        "folder or a GGUF file too",
+        next_command="make tokenizer-train DATASET=name@hash",
+    )  # fmt: skip

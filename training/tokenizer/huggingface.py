@@ -37,19 +37,37 @@ def open_library(path: Path, plain: frozenset[str] = frozenset(), *, with_bos: b
         document["post_processor"] = None
     if pretokenizers.is_nfc(document.get("normalizer")):
         document["normalizer"] = None
-    for token in document.get("added_tokens", []):
+    for token in _added_of(document, path).values():
         token["special"] = token["content"] in plain
-    library = library_of(document)
+    library = library_of(document, path)
     library.encode_special_tokens = True  # those flagged special are plain text
     return library
 
 
-def library_of(document: dict) -> "tokenizers.Tokenizer":
-    """A tokenizer of the content of a `tokenizer.json`, nothing cut or padded."""
+def library_of(document: dict, where: Path | None = None) -> "tokenizers.Tokenizer":
+    """A tokenizer of the content of a `tokenizer.json`, nothing cut or padded. Raises IntegrityError for another's."""
     import tokenizers
 
     document = document | {"truncation": None, "padding": None}
-    return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
+    except Exception as error:  # the library raises no narrower one
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: Path | None, found: object) -> IntegrityError:
+    return IntegrityError(
+        "the tokenizer cannot be opened", where=where, found=found, expected=f"a {TOKENIZER} of the library tokenizers"
+    )
+
+
+def _added_of(document: dict, path: Path) -> dict[str, dict]:
+    """The added tokens by their text."""
+    tokens = document.get("added_tokens") or []
+    try:
+        return {token["content"]: token for token in tokens if isinstance(token["id"], int)}
+    except (KeyError, TypeError) as error:
+        raise _unreadable(path, f"added tokens without text or id, {error!r}") from error
 
 
 def added_token(number: int, text: str, *, special: bool) -> dict:
@@ -66,10 +84,9 @@ def describe(folder: Path) -> dict:
         if not (folder / name).is_file():
             raise UserError("not a tokenizer's folder", where=folder, found=f"no {name}", expected=f"a {name}")
     document, config = files.read_json(folder / TOKENIZER), files.read_json(folder / CONFIG)
-    added = {token["content"]: token for token in document.get("added_tokens", [])}
+    library, added = open_library(folder / TOKENIZER), _added_of(document, folder / TOKENIZER)
     _refuse_stripping(folder, added)
     pre_tokenizer = pretokenizers.name_of(document)
-    library = open_library(folder / TOKENIZER)
     _require_own_ids(folder, library, added)
     _require_round_trip(folder, library)
     roles = _roles(folder, config, added)
@@ -87,7 +104,10 @@ def describe(folder: Path) -> dict:
 def template_of(folder: Path) -> str | None:
     """The chat template: `chat_template.jinja`, else the configuration's. Raises UserError where the two differ."""
     path = folder / TEMPLATE
-    beside = path.read_text() if path.is_file() else None
+    try:
+        beside = path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise UserError("the chat template is no UTF-8", where=path, found=error, expected="UTF-8 text") from error
     inside = files.read_json(folder / CONFIG).get("chat_template") if (folder / CONFIG).is_file() else None
     if isinstance(inside, list):
         inside = next((entry["template"] for entry in inside if entry.get("name") == "default"), None)
@@ -131,7 +151,7 @@ def _roles(folder: Path, config: dict, added: dict[str, dict]) -> dict[str, str 
     for role in ROLES:
         entry = config.get(f"{role}_token")
         roles[role] = text = entry.get("content") if isinstance(entry, dict) else entry
-        if (text is None and role == "eos") or (text is not None and text not in added):
+        if (text is None and role == "eos") or (text is not None and not (isinstance(text, str) and text in added)):
             raise UserError(
                 f"the tokenizer has no {role.upper()}", where=f"{folder / CONFIG}: {role}_token", found=repr(text),
                 expected=f"the text of an added token of {TOKENIZER}",

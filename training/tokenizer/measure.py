@@ -3,11 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.core import files
 from training.core.errors import UserError
-from training.tokenizer import artifact, gguf_vocabulary
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 
 _HELD_TEXTS = 256
@@ -94,22 +92,6 @@ def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Measured:
     specials = set(tokenizer.specials.values())
     unused = [int(number) for number in (counts_V == 0).nonzero()[0] if number not in specials]
     return Measured(tokenizer, sources, single_bytes / int(counts_V.sum()), unused)
-
-
-def open_named(reference: str, workspace: Path) -> Tokenizer:
-    """Open a tokenizer by an artifact's `name@hash`, a Hugging Face folder or a GGUF file.
-
-    `workspace` is an existing folder; what a GGUF file holds is written out in it.
-    """
-    path = Path(reference)
-    if path.suffix == ".gguf" and path.is_file():
-        folder = workspace / f"{path.stem}-{len(list(workspace.iterdir()))}"
-        folder.mkdir()
-        opened = artifact.of_base(gguf_vocabulary.to_folder(path, folder))
-        return Tokenizer(opened.folder, opened.manifest | {"name": path.stem})
-    if (path / TOKENIZER).is_file() and not (path / files.MANIFEST).is_file():
-        return artifact.of_base(path)
-    return artifact.load(artifact.resolve(reference))
 
 
 def multi_digit_tokens(tokenizer: Tokenizer) -> list[str]:

@@ -60,7 +60,7 @@ def draw_comparison(measured: Sequence[Measured], path: Path) -> None:
             axes.bar(places, values, width, label=_name(one))
         axes.set_xticks(range(len(sources)), sources, rotation=30 if len(sources) > 3 else 0)
         axes.set_ylabel("bytes per token")
-        axes.legend()
+        picture.legend(loc="outside upper left", ncols=2)  # above the bars, which fill the axes
 
 
 def draw_sweep(points: Sequence[Point], best: Point, path: Path) -> None:
@@ -74,7 +74,7 @@ def draw_sweep(points: Sequence[Point], best: Point, path: Path) -> None:
         right.plot(sizes, [point.work_per_byte for point in points], "o-", color=figure.ORANGE)
         right.axvline(best.vocab_size, color=figure.GREEN, linestyle="--", label=f"fewest: {best.vocab_size}")
         right.set_ylabel("multiplications for a byte")
-        right.legend()
+        picture.legend(loc="outside upper right")
         for axes in (left, right):
             axes.set_xscale("log", base=2)
             axes.set_xticks(sizes, [str(size) for size in sizes])

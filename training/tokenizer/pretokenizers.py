@@ -118,7 +118,7 @@ def _without_offsets(configuration: object) -> object:
 def is_nfc(normalizer: object) -> bool:
     """Whether a normalizer is NFC, or none at all in other words. Opening a tokenizer drops it."""
     if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
-        return all(is_nfc(part) for part in normalizer["normalizers"])
+        return all(map(is_nfc, normalizer.get("normalizers", ["unknown"])))
     return normalizer is None or normalizer == {"type": "NFC"}
 
 

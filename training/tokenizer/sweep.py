@@ -6,18 +6,21 @@ another, so the largest vocabulary is trained once, and a smaller one is its beg
 """
 
 import json
-import tempfile
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.calculator import formula, shapes
-from training.core import files
+from training.core import files, paths
 from training.core.errors import UserError
 from training.recipe.load import load
 from training.tokenizer import measure
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
-from training.tokenizer.train import Corpus, Settings, learn, manifest_of
+from training.tokenizer.train import MOST_ENTRIES, Corpus, Settings, learn, manifest_of
+
+_FEWEST_TRIED = 512  # a smaller vocabulary holds little but the bytes
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,34 @@ def sweep(
     chosen = [replace(settings, vocab_size=size) for size in sorted(set(sizes))]
     _require_own_vocabulary(recipe)
     whole = json.loads(learn(corpus, chosen[-1]).to_str())
+    chosen = _given(chosen, len(whole["model"]["vocab"]))
     points = []
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
+    with files.scratch_folder(paths.roots().cache / "sweeps") as workspace:
         for one in chosen:
-            folder = Path(workspace) / str(one.vocab_size)
+            folder = workspace / str(one.vocab_size)
             folder.mkdir()
             files.write_json(folder / TOKENIZER, cut(whole, one.vocab_size))
             tokenizer = Tokenizer(folder, manifest_of(folder, corpus.dataset, one))
             points.append(_priced(measure.measure(tokenizer, texts), recipe))
     return points
+
+
+def _given(chosen: Sequence[Settings], most: int) -> list[Settings]:
+    """The sizes that the text gives: it has no more than so many entries, and those are tried in place of more."""
+    beyond = [one.vocab_size for one in chosen if one.vocab_size > most]
+    if beyond:
+        _logger.warning("the text gives %d entries and no more: %s left out", most, ", ".join(map(str, beyond)))
+    within = [one for one in chosen if one.vocab_size <= most]
+    is_new = beyond and most not in [one.vocab_size for one in within]
+    return [*within, replace(chosen[-1], vocab_size=most)] if is_new else within
+
+
+def further(points: Sequence[Point], asked: Sequence[int]) -> list[int]:
+    """Sizes to try next where the best one is at an end of those that were asked for; none where it lies within."""
+    best = recommended(points).vocab_size
+    smaller = [size for size in (best // 4, best // 2) if best == min(asked) and size >= _FEWEST_TRIED]
+    larger = [size for size in (best * 2, best * 4) if best == max(asked) and size <= MOST_ENTRIES]
+    return [*smaller, best, *larger] if smaller or larger else []
 
 
 def recommended(points: Sequence[Point]) -> Point:
