@@ -62,7 +62,7 @@ def _zeroed(folder: Path, target: Path) -> Path:
 def _one_more_newline(folder: Path, target: Path) -> Path:
     other = _copied(folder, target)
     path = other / "chat_template.jinja"
-    path.write_text("\n" + path.read_text())
+    path.write_text(path.read_text().replace("{% endfor %}", "\n{% endfor %}"))
     return other
 
 

@@ -210,8 +210,9 @@ def test_an_interruption_leaves_nothing(make_folder, monkeypatch: pytest.MonkeyP
     assert _left() == set()
 
 
-def test_leftovers_of_a_killed_export_are_removed(make_folder):
-    dead = paths.roots().trained / "tiny" / ".export.999999999.abcd.partial"
+@pytest.mark.parametrize("number", [999999999, 1], ids=["gone", "of a container, another's here"])
+def test_leftovers_of_a_killed_export_are_removed(make_folder, number: int):
+    dead = paths.roots().trained / "tiny" / f".work.{number}.abcd.partial"
     dead.mkdir(parents=True)
     (dead / "F16.gguf").write_bytes(b"half")
     _export(make_folder(), "F16")

@@ -283,11 +283,16 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders of processes that no longer run."""
+def remove_leftovers(folder: Path, *, is_held: bool = False) -> None:
+    """Remove the temporary files and folders of processes that no longer run.
+
+    Args:
+        is_held: the caller holds the lock that whoever writes there holds, so all of them are left over: a container's
+            process ids say nothing here.
+    """
     for path in folder.glob(f".*{_TEMPORARY}"):
         owner = path.name.rsplit(".", 3)[1]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if is_held or (owner.isdigit() and not Path(f"/proc/{owner}").exists()):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -4,10 +4,11 @@ Whatever is exported under a name, in any format, lies in this one folder, and o
 folder that is empty behind a command goes with it, and so does what a killed one has left.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from training.core import paths, store
+from training.core import files, paths, store
 from training.core.errors import UserError
 
 
@@ -16,9 +17,13 @@ def folder_of(name: str) -> Path:
     return paths.roots().trained / store.check_name(name, "model")
 
 
-def hold(name: str) -> AbstractContextManager[None]:
+@contextmanager
+def hold(name: str) -> Iterator[None]:
     """Let one command at a time export under a name."""
-    return store.exclusive(folder_of(name) / "any", "a model")
+    folder = folder_of(name)
+    with store.exclusive(folder / "any", "a model"):
+        files.remove_leftovers(folder, is_held=True)
+        yield
 
 
 def taken(
