@@ -44,11 +44,11 @@ def _traces(folder: Path, name: str) -> list[Path]:
 
 
 def _running_in(folder: Path) -> list[psutil.Process]:
-    """Whatever still runs and names a file of a folder."""
+    """Whatever still runs in a folder, or names a file of it."""
     found = []
     for process in psutil.process_iter():
         try:
-            if str(folder) in " ".join(process.cmdline()) and process.pid != os.getpid():
+            if str(folder) in " ".join([process.cwd(), *process.cmdline()]):
                 found.append(process)
         except psutil.Error:
             continue
@@ -59,7 +59,7 @@ def test_kill_9_at_any_moment_leaves_nothing_that_looks_whole(command: list[str]
     """And no litter and no process behind; what the next run makes is what it would have made."""
     folder, generator = own_roots / "models/trained/tiny", random.Random(7)
     for stage, trace in STAGES.items():
-        running, deadline = _start(command), time.monotonic() + 120
+        running, deadline = _start(command), time.monotonic() + 600
         while not _traces(folder, trace) and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.3))
@@ -69,7 +69,7 @@ def test_kill_9_at_any_moment_leaves_nothing_that_looks_whole(command: list[str]
         psutil.wait_procs(_running_in(folder), timeout=5)
         assert _running_in(folder) == [], stage
     again = _start(command)
-    assert again.wait(300) == 0, again.stderr.read()
+    assert again.wait(900) == 0, again.stderr.read()
     assert list(folder.glob(".*")) == []
     made = {quant: manifest.verify(folder / f"tiny-{quant}.gguf")["sha256"] for quant in ("F32", "Q6_K")}
     unbroken = subprocess.run(command, cwd=paths.REPOSITORY, env=os.environ | {"DATA_ROOT": str(tmp_path / "other")})
@@ -104,7 +104,7 @@ print(json.dumps([running.returncode, told, left, again.returncode, again.stderr
 """
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["merge", "conversion", "quantiser", "second server"])
 def test_a_disk_that_fills_up_is_told_and_leaves_nothing(command: list[str], stage: str, tmp_path: Path):
     """A small disk of the test's own, filled as soon as a stage has begun; with room again the same command works."""
     room = tmp_path / "room"
@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(command: list[str], sta
     if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", str(room)], capture_output=True).returncode:
         pytest.skip("a disk that fills up: this machine lets nobody mount one of his own")
     script = [*alone, sys.executable, "-c", FULL, str(room), STAGES[stage], *command]
-    done = subprocess.run(script, cwd=paths.REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(script, cwd=paths.REPOSITORY, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr
     code, told, left, code_again, told_again, made = json.loads(done.stdout)
     assert code == 3 and "the disk is full" in told, told
