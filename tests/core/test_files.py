@@ -1,6 +1,7 @@
 """Files: the old one or the new one, never a part."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -118,6 +119,29 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path):
         assert os.listdir(mount) == ["a"]
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "where names cannot be exchanged"])
+def test_a_folder_takes_anothers_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool):
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    target = tmp_path / "set"
+    for number in range(3):
+        new = tmp_path / "work" / "new"
+        new.mkdir(parents=True)
+        (new / "a").write_text(str(number))
+        files.replace_folder(new, target)
+        assert (target / "a").read_text() == str(number)
+        old = [path.read_text() for path in (tmp_path / "work").rglob("a")]
+        assert old == ([] if number == 0 else [str(number - 1)])
+        shutil.rmtree(tmp_path / "work")
+
+
+def test_a_program_that_failed_on_a_full_disk_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files.refuse_full_disk(tmp_path)
+    monkeypatch.setattr(files, "free_bytes", lambda path: 4096)
+    with pytest.raises(MachineError, match="disk is full"):
+        files.refuse_full_disk(tmp_path)
 
 
 def test_a_killed_writer_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path: Path):

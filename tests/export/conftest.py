@@ -1,6 +1,7 @@
 """Tiny checkpoints as folders and as a whole chain, and the real converter where it is fetched."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.export.tiny_checkpoint import BASE, dataset_files, train_tokenizer, w
 from training.core import files, paths
 from training.core.errors import TrainyardError
 from training.export.checkpoint import Checkpoint, open_checkpoint
-from training.llamacpp import source
+from training.llamacpp import quantize, source
 from training.recipe import bases
 
 REAL_CACHE = paths.roots().cache
@@ -78,6 +79,13 @@ def _fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama_cpp(_fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the real converter; skips by name where it is not fetched."""
     monkeypatch.setenv("TRAINYARD_CACHE", str(_fetched))
+
+
+@pytest.fixture
+def quantiser(llama_cpp: None) -> None:
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("K-quants: this machine has no compiler for llama.cpp's quantiser")
+    quantize.require_tool()
 
 
 @pytest.fixture

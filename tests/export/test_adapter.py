@@ -14,13 +14,14 @@ from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weig
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
-from training.export import merge, reference, weights
+from training.export import adapter_gguf, merge, reference, weights
 from training.export.adapter import MergedTensor, Pair
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.probes import Prompt
 
 IDS = [0, 17, 300, 45, 45, 211, 9, 400]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+RANKS = {"down_proj": 9}
 ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 
 
@@ -66,12 +67,15 @@ def test_merged_weights_are_the_base_and_the_product(make_adapter, tmp_path: Pat
             np.testing.assert_array_equal(merged[name], value)
 
 
-@pytest.mark.parametrize("case", ["factors", "rslora", "copies", "head alone", "embedding alone", "rows"])
+@pytest.mark.parametrize(
+    "case", ["factors", "rslora", "ranks", "rslora ranks", "copies", "head alone", "embedding alone", "rows"]
+)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_merged_and_unmerged_are_what_peft_computes(make_adapter, tmp_path: Path, case: str, tied: bool):
     """B48: two parts of a tied pair that were trained apart are two tensors, and the flag says so."""
     settings = {
-        "factors": {}, "rslora": {"use_rslora": True},
+        "factors": {}, "rslora": {"use_rslora": True}, "ranks": {"rank_pattern": RANKS},
+        "rslora ranks": {"rank_pattern": RANKS, "use_rslora": True},
         "copies": {"extra": _copies(EMBEDDING, HEAD), "modules_to_save": ["embed_tokens", "lm_head"]},
         "head alone": {"extra": _copies(HEAD), "modules_to_save": ["lm_head"]},
         "embedding alone": {"extra": _copies(EMBEDDING), "modules_to_save": ["embed_tokens"]},
@@ -83,7 +87,7 @@ def test_merged_and_unmerged_are_what_peft_computes(make_adapter, tmp_path: Path
     expected = logits_by_peft(checkpoint.folder, checkpoint.adapter.folder, IDS)
     assert (logits_of_folder(folder, IDS) - expected).abs().max() < 1e-3
     assert (_reference(checkpoint) - torch.log_softmax(expected.double(), -1).float()).abs().max() < 1e-3
-    stays_tied = tied and case in ("factors", "rslora", "rows")
+    stays_tied = tied and case in ("factors", "rslora", "ranks", "rslora ranks", "rows")
     config, tensors = files.read_json(folder / "config.json"), load_file(folder / "model.safetensors")
     assert config["tie_word_embeddings"] is stays_tied and (HEAD in tensors) is not stays_tied
 
@@ -147,7 +151,29 @@ def test_a_base_of_16_bits_is_rounded_once(make_folder, tmp_path: Path):
     assert torch.equal(cast[name], wide[name].bfloat16()) and torch.equal(cast[EMBEDDING], halves[EMBEDDING])
 
 
+@pytest.mark.parametrize(
+    ("settings", "alpha"),
+    [
+        ({}, ALPHA), ({"rank_pattern": RANKS}, ALPHA), ({"use_rslora": True}, ALPHA * RANK**0.5),
+        ({"rank_pattern": RANKS | {"q_proj": 9}, "use_rslora": True}, ALPHA * 3),
+    ],
+    ids=["plain", "ranks", "rslora", "one rank that is not r"],
+)  # fmt: skip
+def test_a_server_is_told_the_alpha_of_the_scale(make_adapter, settings: dict, alpha: float):
+    """It knows alpha over rank alone."""
+    adapter = make_adapter(**settings).adapter
+    assert adapter.alpha == pytest.approx(alpha, rel=1e-8)
+    assert all(adapter.alpha / pair.a.shape[0] == pytest.approx(pair.scale) for pair in adapter.pairs.values())
+
+
 # ---- what is refused
+
+
+def test_scales_that_no_single_alpha_gives_are_not_served_beside_a_base(make_adapter):
+    checkpoint = make_adapter(rank_pattern=RANKS, use_rslora=True)
+    with pytest.raises(UserError, match="cannot be served as an adapter") as refusal:
+        adapter_gguf.check(checkpoint)
+    assert "several ranks" in refusal.value.found and "--format gguf" in refusal.value.next_command
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Whole exports by the real converter and a real server, and the ways in which each of them must fail."""
 
 import json
-import shutil
 from pathlib import Path
 
 import gguf
@@ -153,13 +152,6 @@ def test_the_gap_to_a_base_in_4_bits_is_told_apart(adapter: Checkpoint):
 
 
 # ---- K-quants
-
-
-@pytest.fixture
-def quantiser(llama_cpp: None) -> None:
-    if shutil.which("cmake") is None or shutil.which("c++") is None:
-        pytest.skip("K-quants: this machine has no compiler for llama.cpp's quantiser")
-    quantize.require_tool()
 
 
 def _wide(make_folder, width: int = 256) -> Path:

@@ -94,6 +94,21 @@ def test_the_likely_cause_is_read_off_the_single_tokens(rows: slice, cause: str)
     assert cause in failure.value.found
 
 
+def test_a_token_that_is_gone_hides_no_cause():
+    """As a zeroed layer of the 135 M base does: all positions differ, and a few have lost their likeliest token."""
+
+    def spoil(logits: np.ndarray) -> np.ndarray:
+        logits += np.random.default_rng(9).normal(0, 1, logits.shape)
+        return logits
+
+    comparison = _comparison(spoil)
+    comparison.served_NV[20, comparison.reference_NV[20].argmax()] = np.nan
+    assert comparison.gaps_N5.max() > 100
+    with pytest.raises(RunError, match="not the one that was trained") as failure:
+        parity.judge(comparison, "F16")
+    assert "the weights of a layer" in failure.value.found
+
+
 def test_the_server_is_asked_for_every_prefix_once():
     asked = []
 

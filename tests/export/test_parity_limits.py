@@ -1,13 +1,17 @@
 """The limit of a rounded type: a share of what the model tells, and no less than rounding itself may cost."""
 
+import re
+
 import numpy as np
 import pytest
 
 from training.core.errors import RunError
+from training.core.paths import REPOSITORY
 from training.export import limits
 from training.export.parity import Comparison, judge
 from training.export.plan import QUANTS
 
+PAGE = REPOSITORY / "docs" / "training" / "export.md"
 POSITIONS, VOCABULARY = 120, 64
 
 
@@ -55,3 +59,14 @@ def test_a_figure_that_is_no_number_is_over():
 
 def test_every_type_that_is_exported_has_limits():
     assert {*limits.MEASURED, "F32", "F16"} == set(QUANTS)
+
+
+def test_the_page_and_the_limits_are_of_one_measurement():
+    """The table of the 135 M base: its divergence over the share is what a position tells, the same for all types."""
+    rows = re.findall(r"^\| (\w+) \|[^|]+\| ([\d.]+) \| [\d.]+ \| ([\d.]+) % \|", PAGE.read_text(), re.MULTILINE)
+    table = {quant: (float(mean), float(same)) for quant, mean, same in rows}
+    assert {*table} == set(QUANTS)
+    told_nats = {quant: table[quant][0] / seen.kl_share for quant, seen in limits.MEASURED.items()}
+    assert max(told_nats.values()) <= 1.02 * min(told_nats.values())
+    for quant, seen in limits.MEASURED.items():
+        assert table[quant][1] == pytest.approx(100 * seen.same_first_choice, abs=0.06)

@@ -7,7 +7,7 @@ import pytest
 from training.core.errors import UserError
 from training.export import export, plan
 from training.export.checkpoint import Checkpoint
-from training.llamacpp import convert
+from training.llamacpp import convert, quantize
 from training.llamacpp.source import LlamaCpp
 
 
@@ -42,20 +42,32 @@ def test_norms_and_vectors_stay():
     assert plan._type("blk.0.attn_q.bias", (64,), "F16", 8, True) == ("F32", False)
 
 
-def test_a_fallback_is_refused_if_asked(plain: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> LlamaCpp:
+    """A converter that knows Llama, and a quantiser, neither of which is run."""
+    monkeypatch.setattr(convert, "architectures", lambda folder: frozenset({"LlamaForCausalLM"}))
     monkeypatch.setattr(convert, "architecture_of", lambda folder, name: "llama")
-    chosen = LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True)
-    export.require_no_fallback(plain, ["F16", "Q8_0"], chosen)
+    monkeypatch.setattr(quantize, "require_tool", lambda: None)
+    return LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True)
+
+
+def test_a_fallback_is_refused_if_asked(plain: Checkpoint, chosen: LlamaCpp, monkeypatch: pytest.MonkeyPatch):
+    make, planned = plan.make, []
+    monkeypatch.setattr(plan, "make", lambda *args: planned.append(args[1]) or make(*args))
+    settings = {"name": "tiny", "fallback": False, "llama_cpp": chosen}
+    export.preview(plain, ["F16", "Q8_0"], **settings)
+    assert planned == ["F16", "Q8_0"]  # once each
     with pytest.raises(UserError, match="does not fit") as refusal:
-        export.require_no_fallback(plain, ["Q8_0", "Q4_K_M"], chosen)
+        export.preview(plain, ["Q8_0", "Q4_K_M"], **settings)
     assert "Q8_0" in refusal.value.next_command
-    assert "rows that the blocks do not divide" in plan.make(plain, "Q4_K_M", "llama").text()
+    told = export.preview(plain, ["Q4_K_M"], **settings | {"fallback": True})
+    assert "rows that the blocks do not divide" in next(iter(told.values()))
 
 
-def test_an_architecture_whose_tensors_are_not_named_is_refused(plain: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+def test_an_architecture_whose_tensors_are_not_named_is_refused(plain: Checkpoint, chosen: LlamaCpp, monkeypatch):
     monkeypatch.setattr(convert, "architecture_of", lambda folder, name: None)
     with pytest.raises(UserError, match="of this architecture"):
-        export.require_no_fallback(plain, ["F16"], LlamaCpp(Path("/nowhere"), "0" * 64, is_pinned=True))
+        export.preview(plain, ["F16"], name="tiny", llama_cpp=chosen)
 
 
 def test_layers_are_counted_in_the_weights(plain: Checkpoint):

@@ -1,5 +1,6 @@
 """How files get their final names: with a converter and a proof that are only pretended, so that each case is quick."""
 
+import errno
 from pathlib import Path
 
 import gguf
@@ -120,6 +121,12 @@ def test_whatever_enters_the_bytes_or_the_proof_is_seen(make_folder, monkeypatch
     assert _Proof.runs == ["F16", "F16"]
 
 
+def test_an_importance_matrix_is_no_part_of_what_does_not_use_it(make_folder):
+    folder = make_folder()
+    _export(folder, "F16")
+    assert _export(folder, "F16", weighed=True)[0].reused and _Proof.runs == ["F16"]
+
+
 def test_the_same_bytes_from_another_step_keep_the_file_and_renew_the_manifest(ours: Path):
     [first] = _export(ours, "F16")
     before = first.gguf.stat().st_mtime_ns
@@ -137,6 +144,23 @@ def test_other_bytes_in_the_way_are_refused_unless_forced(make_folder):
     assert "--force" in refusal.value.next_command and manifest.verify(first.gguf) == first.manifest
     [second] = _export(other, "F16", force=True)
     assert manifest.verify(first.gguf) == second.manifest != first.manifest
+
+
+def test_a_disk_that_is_full_at_the_end_changes_nothing(make_folder, monkeypatch: pytest.MonkeyPatch):
+    """The last file to be written is the manifest; what was there before is whole until it is on the disk."""
+    [first] = _export(make_folder("one"), "F16")
+    write = files.write_bytes
+
+    def full(target: Path, data: bytes) -> None:
+        if target.name.endswith(".manifest.json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(target, data)
+
+    before = {path.name: path.read_bytes() for path in first.gguf.parent.iterdir()}
+    monkeypatch.setattr(files, "write_bytes", full)
+    with pytest.raises(MachineError, match="the disk is full"):
+        _export(make_folder("two", weights=random_weights(seed=2)), "F16", force=True)
+    assert {path.name: path.read_bytes() for path in first.gguf.parent.iterdir()} == before
 
 
 @pytest.mark.parametrize("damage", ["bytes", "no manifest, other bytes"])
@@ -186,8 +210,9 @@ def test_an_interruption_leaves_nothing(make_folder, monkeypatch: pytest.MonkeyP
     assert _left() == set()
 
 
-def test_leftovers_of_a_killed_export_are_removed(make_folder):
-    dead = paths.roots().trained / "tiny" / ".export.999999999.abcd.partial"
+@pytest.mark.parametrize("number", [999999999, 1], ids=["gone", "of a container, another's here"])
+def test_leftovers_of_a_killed_export_are_removed(make_folder, number: int):
+    dead = paths.roots().trained / "tiny" / f".work.{number}.abcd.partial"
     dead.mkdir(parents=True)
     (dead / "F16.gguf").write_bytes(b"half")
     _export(make_folder(), "F16")

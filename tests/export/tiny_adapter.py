@@ -13,7 +13,11 @@ RANK, ALPHA = 4, 8
 def write_adapter(
     folder: Path, base: Path, *, targets=("q_proj", "down_proj"), extra: dict | None = None, **settings
 ) -> Path:
-    """Write random factors for the modules of these names, and `extra` tensors by their whole names."""
+    """Write random factors for the modules of these names, and `extra` tensors by their whole names.
+
+    A `rank_pattern` among the settings gives modules by their last names ranks of their own.
+    """
+    ranks = settings.get("rank_pattern", {})
     from safetensors import safe_open
 
     draw, tensors = np.random.default_rng(5), {}
@@ -22,8 +26,9 @@ def write_adapter(
         shapes = {name: weights.get_slice(name).get_shape() for name in names}
     for name, (num_out, num_in) in shapes.items():
         module = f"base_model.model.{name.removesuffix('.weight')}"
-        tensors[f"{module}.lora_A.weight"] = draw.normal(0, 0.2, (RANK, num_in)).astype(np.float32)
-        tensors[f"{module}.lora_B.weight"] = draw.normal(0, 0.2, (num_out, RANK)).astype(np.float32)
+        rank = ranks.get(module.rpartition(".")[2], RANK)
+        tensors[f"{module}.lora_A.weight"] = draw.normal(0, 0.2, (rank, num_in)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = draw.normal(0, 0.2, (num_out, rank)).astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors | (extra or {}), folder / "adapter_model.safetensors", {"format": "pt"})
     values = {

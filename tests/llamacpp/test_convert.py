@@ -112,6 +112,14 @@ def test_a_failure_is_told_with_the_converters_last_lines(model: Path, tmp_path:
     assert "a tensor of a wrong shape" in failure.value.found and failure.value.exit_code == 4
 
 
+def test_a_failure_for_want_of_space_is_told_as_that(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """numpy tells no reason for a short write, so the disk is looked at."""
+    (model / "model.safetensors").write_text("bad")
+    monkeypatch.setattr(files, "free_bytes", lambda path: 0)
+    with pytest.raises(MachineError, match="the disk is full"):
+        _convert(model, tmp_path / "work")
+
+
 def test_a_conversion_ends_with_its_block(model: Path, tmp_path: Path, fake_source: Path, monkeypatch):
     slow = CONVERTER.replace('print("a line', 'import time; time.sleep(60); print("a line')
     (fake_source / "convert_hf_to_gguf.py").write_text(slow)

@@ -24,6 +24,9 @@ def test_it_says_what_the_package_says(path: Path):
     assert sum(header.tensor_types.values()) == len(reader.tensors)
     assert header.tensor_types == {"F16": 16, "F32": 5}
     assert header.value("tokenizer.ggml.tokens")[256] == "<|bos|>"
+    assert [(one.name, one.kind, list(one.shape), one.begin, one.num_bytes) for one in header.tensors] == [
+        (one.name, one.tensor_type.name, one.shape.tolist(), one.data_offset, one.n_bytes) for one in reader.tensors
+    ]
     with pytest.raises(KeyError, match=r"general\.nothing is not in the header"):
         header.value("general.nothing")
 
@@ -49,6 +52,15 @@ def test_absurd_claims_are_refused(path: Path, at: int, value: bytes, words: str
     with pytest.raises(IntegrityError) as caught:
         gguf_header.read(path)
     assert words in caught.value.found
+
+
+@pytest.mark.parametrize(("name", "other"), [(b"blk.1.attn_q", b"blk.0.attn_q"), (b".bos_token_id", b".eos_token_id")])
+def test_a_name_that_stands_twice_is_refused(path: Path, name: bytes, other: bytes):
+    """Who reads it takes the one or the other."""
+    path.write_bytes(path.read_bytes().replace(name, other, 1))
+    with pytest.raises(IntegrityError, match="not a whole GGUF") as caught:
+        gguf_header.read(path)
+    assert "stands twice" in caught.value.found
 
 
 @pytest.mark.parametrize("claimed", [1 << 40, 1 << 22])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from training.core import files
 from training.core.errors import IntegrityError, MachineError, RunError
 from training.llamacpp import quantize, source
 
@@ -65,7 +66,7 @@ def test_a_changed_tool_is_refused(compiler: Path):
         quantize.require_tool()
 
 
-def test_it_runs_in_the_files_folder_by_names_alone(compiler: Path, tmp_path: Path):
+def test_it_runs_in_the_files_folder_by_names_alone(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tool = quantize.build()
     work = tmp_path / "work"
     work.mkdir()
@@ -74,6 +75,9 @@ def test_it_runs_in_the_files_folder_by_names_alone(compiler: Path, tmp_path: Pa
     assert (work / "Q4_K_M.gguf").read_bytes() == b"whole"
     assert (work / "Q4_K_M.log").read_text() == "F32.gguf Q4_K_M.gguf Q4_K_M 2\n"
     with pytest.raises(RunError, match="failed"):
+        quantize.run(work / "nothing.gguf", work / "x.gguf", "Q6_K", threads=1)
+    monkeypatch.setattr(files, "free_bytes", lambda path: 0)
+    with pytest.raises(MachineError, match="the disk is full"):
         quantize.run(work / "nothing.gguf", work / "x.gguf", "Q6_K", threads=1)
     assert tool.is_file()
 

@@ -50,9 +50,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
     chosen = source.choose(args.llama_cpp, allow_unpinned=args.allow_unpinned)
-    if args.no_fallback:
-        export.require_no_fallback(checkpoint, quants, chosen)
-    settings = {"name": name, "weighed": args.importance, "llama_cpp": chosen}
+    settings = {"name": name, "weighed": args.importance, "fallback": not args.no_fallback, "llama_cpp": chosen}
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, **settings))
     outputs = export.export(checkpoint, quants, force=args.force, **settings)

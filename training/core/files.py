@@ -6,6 +6,7 @@ no NaN). This module knows bytes and folders, not what they mean.
 """
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -21,6 +22,8 @@ from training.core.units import format_bytes
 MANIFEST = "manifest.json"
 _TEMPORARY = ".partial"
 _CHUNK_BYTES = 4 << 20
+_NOTHING_BYTES = 1 << 20
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 SHORT_HASH_DIGITS = 12
 
 
@@ -113,17 +116,26 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = free_bytes(path)
-            raise MachineError(
-                "the disk is full; nothing that was there before has been touched",
-                where=path,
-                found=f"{format_bytes(free)} free",
-                expected="room for the new file beside the old one",
-                next_command="free some space (df -h) and run the same command again",
-            ) from error
+            raise _disk_full(path) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise MachineError("the place cannot be written", where=path, found=error.strerror) from error
         raise
+
+
+def _disk_full(path: Path) -> MachineError:
+    return MachineError(
+        "the disk is full; nothing that was there before has been touched",
+        where=path,
+        found=f"{format_bytes(free_bytes(path))} free",
+        expected="room for the new file beside the old one",
+        next_command="free some space (df -h) and run the same command again",
+    )
+
+
+def refuse_full_disk(path: Path) -> None:
+    """Raise MachineError where nothing is free: why a program of others has failed, whatever its last lines say."""
+    if free_bytes(path) < _NOTHING_BYTES:
+        raise _disk_full(path)
 
 
 def require_space(path: Path, needed_bytes: int, what: str) -> None:
@@ -235,6 +247,33 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def replace_folder(new: Path, target: Path) -> None:
+    """Flush a folder and give it its place in one step; what was there before stands where `new` was.
+
+    On a file system that cannot exchange two names it takes two steps. Source: renameat2(2).
+    """
+    for path in [*new.rglob("*"), new]:
+        fsync_path(path)
+    if target.exists() and not _exchange(new, target):
+        target.rename(new.with_name(f"{new.name}.old"))
+    if not target.exists():
+        new.rename(target)
+    fsync_path(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two paths change places; False where the file system or the C library cannot."""
+    library = ctypes.CDLL(None, use_errno=True)
+    names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    if not hasattr(library, "renameat2"):
+        return False
+    if library.renameat2(*names, _RENAME_EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Yield a folder for work in progress, which goes when the block ends, or with the next one after a crash."""
@@ -249,11 +288,16 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders of processes that no longer run."""
+def remove_leftovers(folder: Path, *, is_held: bool = False) -> None:
+    """Remove the temporary files and folders of processes that no longer run.
+
+    Args:
+        is_held: the caller holds the lock that whoever writes there holds, so all of them are left over: a container's
+            process ids say nothing here.
+    """
     for path in folder.glob(f".*{_TEMPORARY}"):
         owner = path.name.rsplit(".", 3)[1]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if is_held or (owner.isdigit() and not Path(f"/proc/{owner}").exists()):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -65,6 +65,13 @@ class Adapter:
         """How many tensors of the file were used, by what they are."""
         return {"factors": 2 * len(self.pairs), "trained rows": len(self.rows), "full copies": len(self.copies)}
 
+    @property
+    def alpha(self) -> float | None:
+        """The alpha that over each pair's rank is its scale, as a server scales; None where no single one is (rsLoRA
+        with factors of several ranks)."""
+        found = {round(pair.scale * pair.a.shape[0], 9) for pair in self.pairs.values()}
+        return found.pop() if len(found) == 1 else None
+
 
 def open_adapter(folder: Path) -> Adapter:
     """Read an adapter's settings and headers. Raises UserError for another kind, IntegrityError for a damaged one."""

@@ -6,9 +6,9 @@ pairs of factors can be served so; trained rows and full copies need a merge.
 
 from pathlib import Path
 
-from training.core import files, locks, paths, store, version
+from training.core import files, version
 from training.core.errors import UserError
-from training.export import checks, gguf_file, proof
+from training.export import checks, gguf_file, place, proof
 from training.export.checkpoint import Checkpoint
 from training.export.export import Output, publish
 from training.export.manifest import ADAPTER_KIND
@@ -19,7 +19,7 @@ QUANTS = ("F16", "F32")
 
 def path_of(name: str, quant: str) -> Path:
     """Where the adapter of a name lies."""
-    return paths.roots().trained / name / f"{name}-adapter-{quant}.gguf"
+    return place.folder_of(name) / f"{name}-adapter-{quant}.gguf"
 
 
 def check(checkpoint: Checkpoint) -> None:
@@ -29,12 +29,15 @@ def check(checkpoint: Checkpoint) -> None:
     elif checkpoint.adapter.rows or checkpoint.adapter.copies:
         counts = checkpoint.adapter.counts
         found = ", ".join(f"{counts[kind]} {kind}" for kind in ("trained rows", "full copies") if counts[kind])
+    elif checkpoint.adapter.alpha is None:
+        found = "factors of several ranks, scaled by their square root"
     else:
         checks.check(checkpoint, convert.architectures(source.require_source()))
         return
     raise UserError(
         "this cannot be served as an adapter beside its base", where=checkpoint.folder, found=found,
-        expected="an adapter of factors alone", next_command="the same command with --format gguf in ARGS",
+        expected="an adapter of factors alone, scaled by one alpha over their ranks",
+        next_command="the same command with --format gguf in ARGS",
     )  # fmt: skip
 
 
@@ -44,19 +47,13 @@ def export(checkpoint: Checkpoint, quant: str, *, name: str, force: bool = False
     Raises UserError where it is no adapter of factors alone, RunError where the served model is not the trained one.
     """
     check(checkpoint)
-    store.check_name(name, "model")
     target = path_of(name, quant)
     files.require_space(target.parent, checkpoint.num_parameters * 2 + (64 << 20), "the adapter and its base")
-    lock = paths.roots().trained / f".{name}.lock"
-    with (
-        locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"),
-        files.disk_errors(target),
-        files.scratch_folder(target.parent) as work,
-    ):
+    with place.hold(name), files.scratch_folder(target.parent) as work:
         made = work / target.name
         facts, proved = _made(checkpoint, quant, name, made, work)
         if not force and target.exists() and files.sha256_file(target) != facts["sha256"]:
-            raise _in_the_way(target)
+            raise place.taken(target, "other bytes")
         positions = proved.pop("positions")
         return publish(target, made, _manifest(checkpoint, target, quant, name, facts, proved), positions)
 
@@ -65,7 +62,12 @@ def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path)
     """Convert adapter and base, and prove the two together; what the file is, and its proof."""
     (work / "beside").mkdir()
     with convert.Conversion.start_adapter(
-        checkpoint.adapter.folder, checkpoint.config, quant, made, work / "beside"
+        checkpoint.adapter.folder,
+        checkpoint.config,
+        quant,
+        made,
+        alpha=checkpoint.adapter.alpha,
+        workspace=work / "beside",
     ) as conversion:
         conversion.wait()
     base = work / "base.gguf"
@@ -78,13 +80,6 @@ def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path)
         conversion.wait()
     proved = prepared.run(base, "F16", work, lora=made)
     return gguf_file.tensors_of(made), proved
-
-
-def _in_the_way(target: Path) -> UserError:
-    return UserError(
-        "another adapter has this name", where=target, found="other bytes", expected="no file, or the same bytes",
-        next_command="the same command with another --name, or with --force, in ARGS",
-    )  # fmt: skip
 
 
 def _manifest(checkpoint: Checkpoint, target: Path, quant: str, name: str, facts: dict, proved: dict) -> dict:

@@ -11,13 +11,14 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from training.core import files, paths, store, version
+from training.core import files, paths, version
 from training.core.errors import IntegrityError, UserError
 from training.core.units import format_bytes
 from training.export import adapter as adapters
-from training.export import checks
+from training.export import checks, place
 from training.export.checkpoint import DELTA, Checkpoint, verified
 from training.recipe import bases
+from training.runs.folder import SUMMARY_FILE, RunFolder
 
 NAMES = (adapters.SETTINGS, adapters.WEIGHTS, files.MANIFEST)
 _MAX_BYTES = 16 << 30
@@ -32,7 +33,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 def path_of(name: str) -> Path:
     """Where the delta of a name lies."""
-    return paths.roots().trained / name / f"{name}.delta.zip"
+    return place.folder_of(name) / f"{name}.delta.zip"
 
 
 def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[Path, dict]:
@@ -46,18 +47,14 @@ def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[P
             found="a whole model" if checkpoint.adapter is None else checkpoint.origin["base"]["name"],
             expected=f"an adapter of one of {', '.join(bases.load())}",
         )  # fmt: skip
-    store.check_name(name, "model")
     checks.check_finite(checkpoint)
     target, settings = path_of(name), _settings(checkpoint)
     manifest = _manifest(checkpoint, name, settings)
-    with files.scratch_folder(target.parent) as work:
+    with place.hold(name), files.scratch_folder(target.parent) as work:
         made = work / target.name
         _write(made, checkpoint.adapter.folder / adapters.WEIGHTS, settings, manifest)
         if target.exists() and not force and files.sha256_file(target) != files.sha256_file(made):
-            raise UserError(
-                "another delta has this name", where=target, found="other bytes", expected="no file, or the same bytes",
-                next_command="the same command with another --name, or with --force, in ARGS",
-            )  # fmt: skip
+            raise place.taken(target, "other bytes")
         files.fsync_path(made)
         made.replace(target)
     files.fsync_path(target.parent)
@@ -93,10 +90,10 @@ def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
 
 def _scores(run: str | None) -> dict | None:
     """The losses of the run's summary; None where the run is not on this machine."""
-    summary = run and paths.roots().runs / run / "summary.json"
-    if not summary or not summary.is_file():
+    folder = run and RunFolder(paths.roots().runs / run)
+    if not folder or not (folder.path / SUMMARY_FILE).is_file():
         return None
-    found = files.read_json(summary)
+    found = folder.summary()
     return {key: value for key, value in found.items() if isinstance(value, int | float) and "loss" in key} or None
 
 
@@ -122,10 +119,10 @@ def load(archive: Path, name: str | None = None) -> tuple[Path, dict]:
         with zipfile.ZipFile(archive) as opened:
             entries = _entries(archive, opened)
             manifest = _read_manifest(archive, opened)
-            name = store.check_name(name or str(manifest.get("name")), "model")
-            target = paths.roots().trained / name / f"{name}-delta"
+            name = name or str(manifest.get("name"))
+            target = place.folder_of(name) / f"{name}-delta"
             files.require_space(target, sum(entry.file_size for entry in entries), "the delta")
-            with files.scratch_folder(target.parent) as work:
+            with place.hold(name), files.scratch_folder(target.parent) as work:
                 (work / "delta").mkdir()
                 for entry in entries:
                     _unpack(opened, entry, work / "delta" / entry.filename)
@@ -215,10 +212,7 @@ def _publish(work: Path, target: Path, manifest: dict) -> None:
     if target.exists():
         there = files.read_json(target / files.MANIFEST)
         if there != manifest:
-            raise UserError(
-                "another delta has this name", where=target, found=there.get("name"),
-                expected="a name that is free: --name", next_command="the same command with --name NAME in ARGS",
-            )  # fmt: skip
+            raise place.taken(target, str(there.get("name")), expected="a name that is free", forcible=False)
         return
     (work / "delta").rename(target)
     files.fsync_path(target.parent)

@@ -5,26 +5,36 @@ and the log-probabilities were right, the manifest last. The same inputs give th
 already is used again where its bytes are the same, and is never replaced by others unless told to.
 """
 
-import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import files, locks, paths, store, version
+from training.core import files, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.core.units import format_bytes
-from training.export import checks, gguf_file, importance, manifest, merge, modelfile, picture, plan, positions, proof
+from training.export import (
+    checks,
+    gguf_file,
+    importance,
+    manifest,
+    merge,
+    modelfile,
+    picture,
+    place,
+    plan,
+    positions,
+    proof,
+)
 from training.export.checkpoint import Checkpoint
 from training.export.gguf_file import GgufFile
 from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
 from training.llamacpp.source import LlamaCpp
 
-__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish", "require_no_fallback"]
+__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
 _logger = logging.getLogger(__name__)
@@ -47,19 +57,6 @@ class _Target:
     plan: Plan
 
 
-def require_no_fallback(checkpoint: Checkpoint, quants: list[str], llama_cpp: LlamaCpp) -> None:
-    """Raise UserError where a file would hold tensors of another type, because the blocks do not divide their rows."""
-    architecture = _architecture(checkpoint, llama_cpp)
-    for planned in (plan.make(checkpoint, quant, architecture) for quant in quants):
-        if planned.fallbacks:
-            name, instead = next(iter(planned.fallbacks.items()))
-            raise UserError(
-                f"{planned.quant} does not fit {len(planned.fallbacks)} of {len(planned.types)} tensors",
-                where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
-                next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
-            )  # fmt: skip
-
-
 def _architecture(checkpoint: Checkpoint, llama_cpp: LlamaCpp) -> str:
     """llama.cpp's own name of the architecture. Raises UserError where the names of its tensors are not known here."""
     name = (checkpoint.config.get("architectures") or [None])[0]
@@ -80,10 +77,11 @@ def default_name(checkpoint: Checkpoint) -> str:
 
 
 def preview(
-    checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False, llama_cpp: LlamaCpp | None = None
+    checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False, fallback: bool = True,
+    llama_cpp: LlamaCpp | None = None,
 ) -> dict[Path, str]:  # fmt: skip
     """Check what can be checked before a conversion and say what `export` would do with each file. Writes nothing."""
-    planned = _plan(checkpoint, quants, name, weighed, llama_cpp or source.choose())
+    planned = _plan(checkpoint, quants, name, weighed, fallback, llama_cpp or source.choose())
     return {target.gguf: _intent(target, checkpoint) for target in planned}
 
 
@@ -98,21 +96,21 @@ def _intent(target: _Target, checkpoint: Checkpoint) -> str:
 
 def export(
     checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False,
-    llama_cpp: LlamaCpp | None = None,
+    fallback: bool = True, llama_cpp: LlamaCpp | None = None,
 ) -> list[Output]:  # fmt: skip
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
 
     Args:
         weighed: let K-quants weigh their rounding by an importance matrix of the training data.
+        fallback: where a type's blocks do not divide a row, take another type; else refuse.
         llama_cpp: what converts; None takes what `source.choose` does by itself.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
     """
     llama_cpp = llama_cpp or source.choose()
-    targets = _plan(checkpoint, quants, name, weighed, llama_cpp)
-    lock = paths.roots().trained / f".{name}.lock"
-    with locks.hold(lock, f"export of {name}", resource=f"the model folder {name}"):
+    targets = _plan(checkpoint, quants, name, weighed, fallback, llama_cpp)
+    with place.hold(name):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
         made = _Work(checkpoint, missing, name, force, weighed, llama_cpp).run() if missing else {}
@@ -120,9 +118,9 @@ def export(
 
 
 def _plan(
-    checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, llama_cpp: LlamaCpp
+    checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, fallback: bool, llama_cpp: LlamaCpp
 ) -> list[_Target]:  # fmt: skip
-    store.check_name(name, "model")
+    folder = place.folder_of(name)
     checks.check(checkpoint, convert.architectures(llama_cpp.folder))
     checks.check_name(checkpoint, name)
     if any(quant in quantize.K_QUANTS for quant in quants):
@@ -130,16 +128,25 @@ def _plan(
     architecture = _architecture(checkpoint, llama_cpp)
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION, "weighed": weighed,
+        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION,
     }  # fmt: skip
-    target = paths.roots().trained / name
-    return [
-        _Target(
-            quant, target / f"{name}-{quant}.gguf", files.sha256_json(inputs | {"quant": quant}),
-            plan.make(checkpoint, quant, architecture),
-        )
-        for quant in quants
-    ]  # fmt: skip
+    targets = []
+    for quant in quants:
+        key = inputs | {"quant": quant, "weighed": weighed and quant in quantize.K_QUANTS}
+        planned = plan.make(checkpoint, quant, architecture)
+        if planned.fallbacks and not fallback:
+            raise _does_not_fit(planned)
+        targets.append(_Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(key), planned))
+    return targets
+
+
+def _does_not_fit(planned: Plan) -> UserError:
+    name, instead = next(iter(planned.fallbacks.items()))
+    return UserError(
+        f"{planned.quant} does not fit {len(planned.fallbacks)} of {len(planned.types)} tensors",
+        where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
+        next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
+    )  # fmt: skip
 
 
 def _reusable(target: _Target) -> Output | None:
@@ -174,14 +181,15 @@ class _Work:
         for target in self.targets:
             say(f"{target.gguf.name}: {format_bytes(target.plan.num_bytes)}, {target.plan.text()}")
         files.require_space(folder, self._needed_bytes(), "the GGUF files")
-        with files.disk_errors(folder), _workspace(folder) as workspace:
+        with files.scratch_folder(folder) as workspace:
             made, prepared = self._convert(workspace)
             proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
             return {target.quant: self._publish(target, made[target.quant], *found) for target, found in proved.items()}
 
     def _publish(self, target: _Target, made: Path, written: dict, positions: list[dict]) -> Output:
-        modelfile.write(self.checkpoint, target.gguf, written["context_length"])
-        return publish(target.gguf, made, written, positions)
+        named = made.rename(made.with_name(target.gguf.name))
+        beside = modelfile.write(self.checkpoint, named, written["context_length"])
+        return publish(target.gguf, named, written, positions, beside)
 
     @property
     def _whole_type(self) -> str | None:
@@ -251,17 +259,6 @@ class _Work:
         ), each
 
 
-@contextlib.contextmanager
-def _workspace(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside the targets; a folder that is empty behind it goes as well."""
-    try:
-        with files.scratch_folder(folder) as workspace:
-            yield workspace
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # only where it is empty: nothing was there before, and nothing has come
-
-
 def _refuse_other_weights(target: _Target, checkpoint: Checkpoint) -> None:
     """Refuse at once what could only be refused after the conversion."""
     try:
@@ -269,24 +266,14 @@ def _refuse_other_weights(target: _Target, checkpoint: Checkpoint) -> None:
     except IntegrityError:
         return
     if there.get("weights_sha256") != checkpoint.origin["weights_sha256"]:
-        raise _in_the_way(target, f"a model of run {there.get('run')}, step {there.get('step')}")
+        raise place.taken(target.gguf, f"a model of run {there.get('run')}, step {there.get('step')}")
 
 
 def _refuse_other_bytes(target: _Target, facts: GgufFile) -> None:
     if target.gguf.exists():
         digest = files.sha256_file(target.gguf)
         if digest != facts.sha256:
-            raise _in_the_way(target, f"sha256 {files.short(digest)}")
-
-
-def _in_the_way(target: _Target, found: str) -> UserError:
-    return UserError(
-        "another model has this name",
-        where=target.gguf,
-        found=found,
-        expected="no file, or the same bytes",
-        next_command="the same command with another --name, or with --force to replace the file, in ARGS",
-    )
+            raise place.taken(target.gguf, f"sha256 {files.short(digest)}")
 
 
 def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
@@ -328,14 +315,21 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
     }  # fmt: skip
 
 
-def publish(target: Path, made: Path, written: dict, positions: list[dict]) -> Output:
-    """Give a proved file its final name, then its manifest; at no moment does a manifest stand beside other bytes."""
+def publish(target: Path, made: Path, written: dict, positions: list[dict], *beside: Path) -> Output:
+    """Move a proved file out of its workspace, then what lies beside it, and the manifest last.
+
+    All of it is on the disk before the first is moved, so a full one changes nothing; at no moment does a manifest
+    stand beside other bytes. `made` has the target's name already.
+    """
+    picture.write(made, written, positions)
+    files.write_json(manifest.path_of(made), written)
+    files.fsync_path(made)
     same = target.exists() and files.sha256_file(target) == written["sha256"]
     if not same:
         manifest.path_of(target).unlink(missing_ok=True)
-        files.fsync_path(made)
         os.replace(made, target)
         files.fsync_path(target.parent)
-    picture.write(target, written, positions)
-    files.write_json(manifest.path_of(target), written)
+    for path in (*beside, *picture.paths_of(made), manifest.path_of(made)):
+        os.replace(path, target.with_name(path.name))
+    files.fsync_path(target.parent)
     return Output(target, written, reused=same)

@@ -1,17 +1,18 @@
 """What a GGUF file holds: its hashes, its types, and the few facts that are compared and recorded.
 
 `tensor_sha256` is over name, type, shape and bytes of every tensor in the file's order, so it stays when only the
-metadata changes. Both hashes come from one reading. Source: llama.cpp `gguf-py`, GGUF version 3.
+metadata changes. The header is read once, and both hashes come from one reading. Source: llama.cpp `gguf-py`, GGUF
+version 3.
 """
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from training.core import files
-from training.core.errors import IntegrityError
 from training.llamacpp import gguf_header
+from training.llamacpp.gguf_header import Header
 
 _CHUNK_BYTES = 4 << 20
 
@@ -39,10 +40,10 @@ class GgufFile:
 
 def inspect(path: Path) -> GgufFile:
     """Read a file once and return its facts. Raises IntegrityError where it is no GGUF."""
-    values, tensors = _read(path)
-    architecture = values.get("general.architecture")
+    header = gguf_header.read(path)
+    values, architecture = header.values, header.values.get("general.architecture")
     return GgufFile(
-        **_facts(path, tensors),
+        **_facts(path, header),
         architecture=architecture,
         vocab_size=len(values.get("tokenizer.ggml.tokens", ())),
         context_length=values.get(f"{architecture}.context_length"),
@@ -52,36 +53,25 @@ def inspect(path: Path) -> GgufFile:
         eos_id=values.get("tokenizer.ggml.eos_token_id"),
         chat_template=values.get("tokenizer.chat_template"),
         values=values,
-        tensor_names=frozenset(tensor.name for tensor in tensors),
+        tensor_names=frozenset(tensor.name for tensor in header.tensors),
     )
 
 
 def tensors_of(path: Path) -> dict:
     """What of any GGUF's tensors a manifest holds: hashes, bytes, how many of each type, parameters."""
-    return _facts(path, _read(path)[1])
+    return _facts(path, gguf_header.read(path))
 
 
-def _read(path: Path) -> tuple[dict[str, object], list]:
-    """The header's values, and the tensors as the package has them."""
-    import gguf
-
-    values = gguf_header.read(path).values  # the package would believe any count
-    try:
-        return values, gguf.GGUFReader(path).tensors
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise IntegrityError("not a GGUF file", where=path, found=error or type(error).__name__) from error
-
-
-def _facts(path: Path, tensors: list) -> dict:
-    sha256, tensor_sha256 = _hashes(path, tensors)
+def _facts(path: Path, header: Header) -> dict:
+    sha256, tensor_sha256 = _hashes(path, header)
     return {
         "sha256": sha256, "tensor_sha256": tensor_sha256, "bytes": path.stat().st_size,
-        "tensor_types": dict(sorted(Counter(tensor.tensor_type.name for tensor in tensors).items())),
-        "parameters": sum(int(tensor.n_elements) for tensor in tensors),
+        "tensor_types": dict(sorted(header.tensor_types.items())),
+        "parameters": sum(prod(tensor.shape) for tensor in header.tensors),
     }  # fmt: skip
 
 
-def _hashes(path: Path, tensors: list) -> tuple[str, str]:
+def _hashes(path: Path, header: Header) -> tuple[str, str]:
     whole, data = hashlib.sha256(), hashlib.sha256()
     with open(path, "rb") as file:
 
@@ -91,10 +81,9 @@ def _hashes(path: Path, tensors: list) -> tuple[str, str]:
                     digest.update(block)
                 count -= len(block)
 
-        for tensor in sorted(tensors, key=lambda tensor: tensor.data_offset):
-            feed(int(tensor.data_offset) - file.tell(), whole)
-            shape = [int(size) for size in tensor.shape]
-            data.update(files.canonical_json([tensor.name, tensor.tensor_type.name, shape]) + b"\n")
-            feed(int(tensor.n_bytes), whole, data)
+        for tensor in sorted(header.tensors, key=lambda tensor: tensor.begin):
+            feed(tensor.begin - file.tell(), whole)
+            data.update(files.canonical_json([tensor.name, tensor.kind, tensor.shape]) + b"\n")
+            feed(tensor.num_bytes, whole, data)
         feed(path.stat().st_size - file.tell(), whole)
     return whole.hexdigest(), data.hexdigest()

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from training.core import files, paths, store, version
+from training.core import files, version
 from training.core.errors import UserError
 from training.core.progress import Progress
-from training.export import checks, weights
+from training.export import checks, place, weights
 from training.export.checkpoint import CONFIG, KIND, TEMPLATE, Checkpoint
 from training.tokenizer import artifact
 
@@ -61,7 +61,7 @@ class Standalone:
 
 def folder_of(name: str) -> Path:
     """Where the merged model of a name lies."""
-    return paths.roots().trained / name / f"{name}-merged"
+    return place.folder_of(name) / f"{name}-merged"
 
 
 def require_adapter(checkpoint: Checkpoint) -> None:
@@ -81,28 +81,18 @@ def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Sta
     Raises UserError where the checkpoint is no adapter, or another model is in the way and `force` is off.
     """
     require_adapter(checkpoint)
-    store.check_name(name, "model")
     target = folder_of(name)
-    needed = num_bytes(checkpoint, cast=True)
-    files.require_space(target, needed + (64 << 20), "the merged model")
-    with files.scratch_folder(target.parent) as work:
+    with place.hold(name), files.scratch_folder(target.parent) as work:
+        files.require_space(target, num_bytes(checkpoint, cast=True) + (64 << 20), "the merged model")
         manifest = _fill(checkpoint, work / "model")
         if (target / files.MANIFEST).is_file():
             there = files.read_json(target / files.MANIFEST).get("weights_sha256")
             if there == manifest["weights_sha256"]:
                 return Standalone(target, manifest, reused=True)
             if not force:
-                raise UserError(
-                    "another model has this name", where=target, found=f"weights {files.short(str(there))}",
-                    expected=f"no folder, or weights {files.short(manifest['weights_sha256'])}",
-                    next_command="the same command with another --name, or with --force, in ARGS",
-                )  # fmt: skip
-        for path in (work / "model").iterdir():
-            files.fsync_path(path)
-        if target.exists():
-            target.rename(work / "old")
-        (work / "model").rename(target)
-        files.fsync_path(target.parent)
+                wanted = f"no folder, or weights {files.short(manifest['weights_sha256'])}"
+                raise place.taken(target, f"weights {files.short(str(there))}", expected=wanted)
+        files.replace_folder(work / "model", target)
     return Standalone(target, manifest, reused=False)
 
 
@@ -114,10 +104,10 @@ def _fill(checkpoint: Checkpoint, folder: Path) -> dict:
         files.write_json(folder / CONFIG, checkpoint.config | {"dtype": dtype})
     sources = [(checkpoint.tokenizer_folder, (artifact.TOKENIZER, artifact.CONFIG, TEMPLATE))]
     sources.append((checkpoint.folder, ("generation_config.json",)))
-    for place, names in sources:
+    for beside, names in sources:
         for name in names:
-            if (place / name).is_file():
-                (folder / name).write_bytes((place / name).read_bytes())
+            if (beside / name).is_file():
+                (folder / name).write_bytes((beside / name).read_bytes())
     origin = checkpoint.origin
     body = {
         "run": None, "step": None, "method": "merged", "base": None, "recipe_sha256": None,
@@ -126,4 +116,5 @@ def _fill(checkpoint: Checkpoint, folder: Path) -> dict:
         "merged_from": {key: origin[key] for key in ("run", "step", "method", "base", "weights_sha256")},
         "adapter_tensors": checkpoint.adapter.counts,
     }  # fmt: skip
-    return files.write_manifest(folder, KIND, body)
+    known = {_WEIGHTS: {"sha256": digest, "bytes": (folder / _WEIGHTS).stat().st_size}}
+    return files.write_manifest(folder, KIND, body, known=known)

@@ -20,6 +20,7 @@ TOP = 5
 MAX_ASKED_TOKENS = 1024
 _NEAR_TOKENS = 8
 _LEAST_LOGPROB = -104.0  # below the smallest float32: what the server cannot tell from zero
+_GONE_NATS = 10.0  # a token that is this far off is gone; how far it went says nothing of the cause
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,11 @@ def _cause(comparison: Comparison) -> str:
     """Read the kind of fault off where it shows: with one key seen, with a few, or far away only."""
     import numpy as np
 
-    lengths_N, worst_N = np.array([len(prefix) for prefix in comparison.prefixes]), comparison.gaps_N5.max(1)
+    lengths_N = np.array([len(prefix) for prefix in comparison.prefixes])
+    worst_N = np.minimum(comparison.gaps_N5.max(1), _GONE_NATS)
     single, longer = worst_N[lengths_N == 1], worst_N[lengths_N > 1]
     near, far = worst_N[(lengths_N > 1) & (lengths_N <= _NEAR_TOKENS)], worst_N[lengths_N > _NEAR_TOKENS]
-    if single.size and single.max() >= 0.2 * longer.max():
+    if single.size and np.median(single) >= 0.2 * np.median(longer):
         return "the weights of a layer, a norm, the embedding or the head (single tokens differ already)"
     if near.size and far.size and near.max() < 0.2 * far.max():
         return "rope or a window (short prompts agree, longer ones do not)"

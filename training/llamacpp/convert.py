@@ -112,16 +112,22 @@ class Conversion:
         return cls._spawn(command, workspace)
 
     @classmethod
-    def start_adapter(cls, adapter: Path, config: dict, quant: str, output: Path, workspace: Path) -> "Conversion":
-        """Start converting an adapter in PEFT's form; of its base the configuration is enough."""
+    def start_adapter(
+        cls, adapter: Path, config: dict, quant: str, output: Path, *, alpha: float, workspace: Path
+    ) -> "Conversion":
+        """Start converting an adapter in PEFT's form; of its base the configuration is enough.
+
+        Args:
+            alpha: what the server, which scales by alpha over rank alone, is to be told.
+        """
         source, base, staged = sources.require_source(), workspace / "base", workspace / "adapter"
         for folder in (base, staged):
             folder.mkdir()
         files.write_json(base / "config.json", config)
         (staged / "adapter_model.safetensors").symlink_to((adapter / "adapter_model.safetensors").resolve())
         settings = files.read_json(adapter / "adapter_config.json")
-        settings["lora_alpha"] = _alpha(settings)
-        files.write_json(staged / "adapter_config.json", settings | {"base_model_name_or_path": None})
+        settings |= {"lora_alpha": alpha, "base_model_name_or_path": None}
+        files.write_json(staged / "adapter_config.json", settings)
         command = [sys.executable, "-B", "-P", str(_DRIVER), str(os.getpid()), str(source), "--adapter"]
         return cls._spawn([*command, str(base), str(staged), f"{quant}={output}"], workspace)
 
@@ -136,8 +142,9 @@ class Conversion:
         return cls(process, log)
 
     def wait(self) -> None:
-        """Wait for the end. Raises RunError with the converter's last lines where it failed."""
+        """Wait for the end. Raises RunError with the converter's last lines, or MachineError where the disk is full."""
         if self._process.wait() != 0:
+            files.refuse_full_disk(self._log)
             raise RunError(
                 "the converter failed",
                 where="llama.cpp convert_hf_to_gguf.py",
@@ -151,12 +158,6 @@ class Conversion:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _alpha(settings: dict) -> float:
-    """The alpha that gives the adapter's scale as the server computes it, alpha over rank."""
-    rank, alpha = settings["r"], settings["lora_alpha"]
-    return alpha * rank**0.5 if settings.get("use_rslora") else alpha
 
 
 def _environment(workspace: Path) -> dict[str, str]:

@@ -8,6 +8,8 @@ Source: llama.cpp `ggml/include/gguf.h`, GGUF versions 2 and 3, little endian.
 import struct
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,11 +23,27 @@ _FIELDS_KEPT = 64  # of an array of numbers; none that is asked for is longer
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """Where one tensor lies: `begin` counts from the file's start, `shape` is llama.cpp's, the row's width first."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Header:
-    """`values` holds scalars, texts and the first entries of arrays; `tensor_types` counts tensors by type's name."""
+    """`values` holds scalars, texts, lists of texts and the first numbers of others; `tensors` in their order there."""
 
     values: dict[str, object]
-    tensor_types: dict[str, int]
+    tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def tensor_types(self) -> dict[str, int]:
+        """How many tensors have each type, by its name."""
+        return dict(Counter(tensor.kind for tensor in self.tensors))
 
     def value(self, key: str) -> object:
         """A value of the header. Raises KeyError naming the key where it is not there."""
@@ -64,18 +82,19 @@ class _Reader:
             raise ValueError(f"GGUF version {version}")
         num_tensors = self._count("tensors", _MAX_TENSORS, 24)
         num_keys = self._count("keys", _MAX_KEYS, 13)
-        values = dict(self._pair() for _ in range(num_keys))
-        tensors = [self._tensor() for _ in range(num_tensors)]
-        self._require_inside(tensors, int(values.get("general.alignment", 32)))
-        return Header(values, dict(Counter(name for name, _ in tensors)))
-
-    def _require_inside(self, tensors: list[tuple[str, int]], alignment: int) -> None:
+        values = _once("key", [self._pair() for _ in range(num_keys)])
+        found = _once("tensor", [self._tensor() for _ in range(num_tensors)])
+        alignment = int(values.get("general.alignment", 32))
         if alignment <= 0:
             raise ValueError(f"an alignment of {alignment}")
         start = -(-self.file.tell() // alignment) * alignment
-        end = start + max((end for _, end in tensors), default=0)
+        tensors = tuple(
+            Tensor(name, kind, shape, start + offset, size) for name, (kind, shape, offset, size) in found.items()
+        )
+        end = max((tensor.begin + tensor.num_bytes for tensor in tensors), default=start)
         if tensors and end > self.size_bytes:  # a vocabulary alone needs no blanks behind it
             raise ValueError(f"the tensors end at byte {end}, the file at byte {self.size_bytes}")
+        return Header(values, tensors)
 
     def _pair(self) -> tuple[str, object]:
         key = self._text(_MAX_KEY_BYTES)
@@ -102,19 +121,17 @@ class _Reader:
         self.file.seek(size * (count - len(kept)), 1)
         return kept
 
-    def _tensor(self) -> tuple[str, int]:
-        """The type's name and the byte at which the tensor ends, from the start of the data."""
+    def _tensor(self) -> tuple[str, tuple[str, tuple[int, ...], int, int]]:
+        """The name, and the type's name, the shape, the place from the start of the data, and the bytes."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        self._text(_MAX_KEY_BYTES)
+        name = self._text(_MAX_KEY_BYTES)
         if (num_dimensions := self._scalar("I")) > _MAX_DIMENSIONS:
             raise ValueError(f"a tensor of {num_dimensions} dimensions")
-        num_elements = 1
-        for _ in range(num_dimensions):
-            num_elements *= self._scalar("Q")
+        shape = tuple(self._scalar("Q") for _ in range(num_dimensions))
         kind = GGMLQuantizationType(self._scalar("I"))
         block, block_bytes = GGML_QUANT_SIZES[kind]
-        return kind.name, self._scalar("Q") + num_elements // block * block_bytes
+        return name, (kind.name, shape, self._scalar("Q"), prod(shape) // block * block_bytes)
 
     def _count(self, what: str, most: int, each_bytes: int) -> int:
         count = self._scalar("Q")
@@ -136,3 +153,11 @@ class _Reader:
         if len(data) != count:
             raise ValueError(f"the file ends at byte {self.size_bytes}, within its header")
         return data
+
+
+def _once(what: str, pairs: list[tuple[str, object]]) -> dict:
+    """The pairs by their names. Raises ValueError for a name that stands twice: who reads it takes the other one."""
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"the {what} {twice[0]} stands twice in the header")
+    return dict(pairs)

@@ -106,7 +106,7 @@ def run(whole: Path, output: Path, quant: str, *, threads: int, importance: Path
         importance: an importance matrix in the same folder. Names are given without their folder, since the tool writes
             them into the file.
 
-    Raises RunError with the tool's last lines where it fails.
+    Raises RunError with the tool's last lines where it fails, MachineError where that is for want of space.
     """
     tool, log = require_tool(), output.with_suffix(".log")
     matrix = [] if importance is None else ["--imatrix", importance.name]
@@ -123,6 +123,7 @@ def run(whole: Path, output: Path, quant: str, *, threads: int, importance: Path
             child.kill()
             child.wait()
     if status:
+        files.refuse_full_disk(output)
         raise RunError(
             f"{TOOL} failed", where=f"{whole.name} to {quant}", found=sources.last_lines(log),
             expected="a quantised file",
