@@ -31,18 +31,17 @@ def test_a_server_that_reads_a_question_otherwise_is_told_before_anything_is_jud
     )
     question = Question("1", ({"role": "user", "content": "Hi"},), None, "x")
     prompts = Prompts(subject.find(str(right)).tokenizer)
-    ids = prompts.ids(question)
-    for path, differs in ((right, False), (wrong, True)):
-        found = subject.find(str(path))
-        with served.serving(found, served.arguments(found, 64, 4)) as client:
-            answerer = served.ServedAnswerer(client, prompts, 4, 256)
-            if differs:
-                with pytest.raises(RunError, match=f"from position {len(ids)} on"):
-                    answerer.require_same_ids(question, ids)
-                continue
-            answerer.require_same_ids(question, ids)
-            nats = answerer.logprobs(ids, [[7], [7, 8]])
-            assert nats[1] < nats[0] < 0
+    [asked] = prompts.asked([question])
+    found = subject.find(str(right))
+    with served.answering(found, served.arguments(found, 64, 4), prompts, [asked], 4) as answerer:
+        nats = answerer.logprobs(asked.ids, [[7], [7, 8]])
+        assert nats[1] < nats[0] < 0
+    found = subject.find(str(wrong))
+    with (
+        pytest.raises(RunError, match=f"from position {len(asked.ids)} on"),
+        served.answering(found, served.arguments(found, 64, 4), prompts, [asked], 4),
+    ):
+        pass
 
 
 def _base_file() -> Path:
@@ -73,7 +72,8 @@ def test_the_same_exam_in_pytorch_and_through_the_server(smollm2: Path, tmp_path
     )  # fmt: skip
     found = []
     for reference in ("smollm2-135m-instruct", str(gguf)):
-        _, measured = record.measure(subject.find(reference), record.Request(exam=str(exam), guard=str(choice)))
+        request = record.Request(exam=str(exam), guard=str(choice))
+        _, measured = record.measure(record.Evaluation(subject.find(reference), request))
         found.append(measured)
     (plain, through) = ([answer["text"] for answer in one["exam"]["answers"]] for one in found)
     assert sum(one == other for one, other in zip(plain, through, strict=True)) >= 4, (plain, through)

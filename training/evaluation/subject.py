@@ -109,7 +109,7 @@ def _gguf(reference: str) -> Subject:
     if not path.is_file():
         raise UserError("no such model", where=path, found="nothing", expected="a GGUF file",
                         next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
-    beside = path.with_name(path.name.removesuffix(".gguf") + ".manifest.json")
+    beside = paths.gguf_manifest(path)
     manifest = files.read_json(beside) if beside.is_file() else {}
     if manifest:
         files.verify_file(path, manifest)
