@@ -97,20 +97,18 @@ class ServedAnswerer:
             yield number, [one for one in found.get("tokens", []) if one not in self.prompts.stop_ids]
 
     def logprobs(self, prompt: Sequence[int], options: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probability in nats of each option after the prompt, token by token."""
-        known: dict[tuple[int, ...], dict[int, float]] = {}
-        totals = []
-        for option in options:
-            total = 0.0
-            for place, token in enumerate(option):
-                total += self._logprob(tuple(prompt) + tuple(option[:place]), token, known)
-            totals.append(total)
-        return totals
+        """The log-probability in nats of each option after the prompt."""
+        return [sum(self.client.given_logprobs(prompt, option) or self._one_by_one(prompt, option))
+                for option in options]  # fmt: skip
 
-    def _logprob(self, before: tuple[int, ...], token: int, known: dict) -> float:
-        for top in (_LIKELIEST, self.prompts.tokenizer.vocab_size):
-            if token not in known.get(before, {}):
-                known[before] = dict(self.client.top_logprobs(before, top))
-        if token not in known[before]:
-            raise UserError("the server does not know an option's token", found=token, expected="one of its vocabulary")
-        return known[before][token]
+    def _one_by_one(self, prompt: Sequence[int], option: Sequence[int]) -> Iterator[float]:
+        for place, token in enumerate(option):
+            before = [*prompt, *option[:place]]
+            for top in (_LIKELIEST, self.prompts.tokenizer.vocab_size):
+                found = dict(self.client.top_logprobs(before, top, reuse=True))
+                if token in found:
+                    break
+            else:
+                raise UserError("the server does not know an option's token", found=token,
+                                expected="one of its vocabulary")  # fmt: skip
+            yield found[token]
