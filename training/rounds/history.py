@@ -49,6 +49,16 @@ def _broken(number: int, found: str) -> IntegrityError:
     )  # fmt: skip
 
 
+def before(entries: list[dict]) -> dict | None:
+    """The entry that the champion of now took over from, rollbacks followed to where they led."""
+    if not entries:
+        return None
+    place = entries[-1]
+    while place["kind"] == ROLLBACK:
+        place = entries[place["to"] - 1]
+    return entries[place["number"] - 2] if place["number"] > 1 else None
+
+
 def following(entries: list[dict], body: dict) -> dict:
     """The entry that would come next."""
     return files.sealed({"number": len(entries) + 1, "before": entries[-1]["sha256"] if entries else _START, **body})
