@@ -277,6 +277,10 @@ def test_the_commands_say_what_they_did(served: Path, capsys: pytest.CaptureFixt
     assert main(["promote", str(better), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["judgement"]["verdict"] == "better" and document["entry"]["number"] == 2
+    with champion.changing("promote another"):
+        assert main(["promote", str(better)]) == main(["rollback"]) == 3
+    better.rename(better.with_suffix(".away"))
+    assert main(["promote", str(make_model("best", 3))]) == 5
     assert main(["rollback"]) == 0
     assert "/old-F32.gguf" in capsys.readouterr().err
     assert main(["rollback"]) == 2

@@ -78,8 +78,7 @@ class Evaluation:
         """What is to be measured, by role: exams read, questions rendered, splits there. Raises UserError."""
         found = {split: self._split(split) for split in self._splits()}
         if self.request.exam:
-            paper = guard.open_exam(self.request.exam)
-            found[EXAM] = self._exam(EXAM, paper.drawn(self._num_questions(), self._seed), self.request.exam)
+            found[EXAM] = self._exam(EXAM, self.exam, self.request.exam)
         if self.request.guard:
             paper = guard.open_guard(self.request.guard, self._seed, self._trained)
             found[GUARD] = self._exam(GUARD, paper, self.request.guard)
@@ -90,6 +89,11 @@ class Evaluation:
                 next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
             )  # fmt: skip
         return found
+
+    @cached_property
+    def exam(self) -> Exam:
+        """The exam that is asked for, as many of its questions as are drawn."""
+        return guard.open_exam(self.request.exam).drawn(self._num_questions(), self._seed)
 
     @property
     def _seed(self) -> int:

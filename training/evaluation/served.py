@@ -37,6 +37,17 @@ def arguments(subject: Subject, longest_prompt: int, max_answer_tokens: int) -> 
 
 
 @contextlib.contextmanager
+def serving(subject: Subject, server: dict) -> Iterator[str]:
+    """The address of a server of the file while the block runs. Raises RunError where it does not come up."""
+    log = paths.roots().cache / "logs" / f"evaluate-{os.getpid()}.log"
+    settings = {key: server[key] for key in ("ctx_size", "slots", "threads")}
+    with ServerProcess.start(subject.path, log=log, **settings) as process:
+        process.wait_healthy(HEALTH_SECONDS)
+        yield process.url
+    log.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def answering(
     subject: Subject, server: dict, prompts: Prompts, asked: Sequence[Asked], max_answer_tokens: int
 ) -> Iterator["ServedAnswerer"]:
@@ -44,17 +55,12 @@ def answering(
 
     Raises RunError where the server does not come up, or reads a question otherwise.
     """
-    log = paths.roots().cache / "logs" / f"evaluate-{os.getpid()}.log"
-    settings = {key: server[key] for key in ("ctx_size", "slots", "threads")}
-    with ServerProcess.start(subject.path, log=log, **settings) as process:
-        process.wait_healthy(HEALTH_SECONDS)
-        answerer = ServedAnswerer(
-            Client(process.url, timeout_seconds=_ANSWER_SECONDS), prompts, max_answer_tokens, server["ctx_size"]
-        )
+    with serving(subject, server) as url:
+        client = Client(url, timeout_seconds=_ANSWER_SECONDS)
+        answerer = ServedAnswerer(client, prompts, max_answer_tokens, server["ctx_size"])
         for one in asked:
             answerer.require_same_ids(one)
         yield answerer
-    log.unlink(missing_ok=True)
 
 
 class ServedAnswerer:

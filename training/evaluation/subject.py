@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.core import files, paths
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, TrainyardError, UserError
 from training.recipe import bases
 from training.recipe.load import Resolved
 from training.runs.folder import RUN_FILE, resolve_checkpoint, step_name
@@ -135,5 +135,11 @@ def _vocabulary(path: Path, sha256: str) -> artifact.Tokenizer:
         with files.atomic_folder(folder) as partial:
             gguf_vocabulary.to_folder(path, partial)
             files.write_manifest(partial, "vocabulary", {})
-    found = artifact.of_base(folder)
+    try:
+        found = artifact.of_base(folder)
+    except TrainyardError:
+        raise
+    except Exception as error:  # the tokenizers library has no error of its own
+        raise IntegrityError("the file's tokenizer cannot be built", where=path, found=error,
+                             expected="merges of tokens that are in its vocabulary") from error  # fmt: skip
     return replace(found, manifest=found.manifest | {"name": path.stem})
