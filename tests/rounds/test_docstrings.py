@@ -18,7 +18,7 @@ from training.llamacpp.server import free_port
 
 PAGE = paths.REPOSITORY / "docs" / "evaluation.md"
 SHORTER = {
-    "--draw-eval 120": "--draw-eval 12", "--questions 60": "--questions 4 stop.max_steps=6 evaluate.records=4",
+    "--draw-eval 120": "--draw-eval 12", "--questions 60": "--questions 4 evaluate.records=4",
     "--guard drawn ": "", "--docstrings": "--docstrings --draw 200",
 }  # fmt: skip
 
@@ -54,7 +54,8 @@ def run(command: str) -> dict:
     """Run a command of the page in its short form; its document."""
     for long, short in SHORTER.items():
         command = command.replace(long, short)
-    command = re.sub(r'ARGS="(.*)"', r'ARGS="\1 --json"', command)
+    steps = " stop.max_steps=6" if " round " in command and "stop.max_steps" not in command else ""
+    command = re.sub(r'ARGS="(.*)"', rf'ARGS="\1{steps} --json"', command)
     done = subprocess.run(["bash", "-c", command], cwd=paths.REPOSITORY, env=os.environ, capture_output=True, text=True)
     assert done.stdout.strip(), done.stderr[-3000:]
     return json.loads(done.stdout)

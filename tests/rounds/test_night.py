@@ -24,11 +24,10 @@ MINUTES = 15
 
 
 def choice(number: int) -> dict:
-    """A question of the chat data as a choice between its answer and others of its length that no data holds."""
+    """A question of the chat data as a choice between its answer and letters that no data holds, which are shorter: an
+    untrained model takes one of those."""
     right = f"x * {number % 7}" + " + 1" * (number % 3)
-    options = [right, *(right.replace("x *", wrong) for wrong in ("y /", "q %", "w -", "k @", "z &", "u ^", "v ~"))]
-    random.Random(number).shuffle(options)
-    return {"question": f"f{number}", "answer": right, "options": options}
+    return {"question": f"f{number}", "answer": right, "options": ["y", right, "z"]}
 
 
 def short(number: int) -> dict:

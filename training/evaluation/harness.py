@@ -30,7 +30,7 @@ def environment() -> Path:
             say(f"setting up lm-eval from docker/{LOCK.name}, 160 MB to fetch, once for this machine")
             _run([sys.executable, "-m", "venv", "--clear", str(folder)])
             _run([str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", "--require-hashes",
-                  "-r", str(LOCK)])  # fmt: skip
+                  "--no-deps", "-r", str(LOCK)])  # fmt: skip
             files.write_bytes(folder / _DONE, LOCK.read_bytes())
     return folder
 

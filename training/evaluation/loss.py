@@ -1,7 +1,9 @@
 """Loss, perplexity and bits per byte on a split: sums over every labelled token, whatever the batch.
 
 A row at a time, so that the nats of each are known (a difference is judged on rows) and no padding exists: the sums do
-not depend on batch size, packing or padding (B81). Records with answers are never packed here; texts are a stream.
+not depend on batch size, packing or padding (B81). Eight rows at a time would round otherwise and gain little where the
+products are what takes the time: 4.73 s of a core against 5.13 s for 16 docstrings of the 135 M base. Records with
+answers are never packed here; texts are a stream.
 """
 
 import math
