@@ -5,7 +5,6 @@ A tiny base, real training, the real converter, and llama.cpp's own server.
 
 import json
 import os
-import random
 import subprocess
 import time
 from pathlib import Path
@@ -81,25 +80,21 @@ def _night(world: Path) -> None:
     papers = f"--guard {world / 'guard.jsonl'}"
     asked = {"CONFIG": world / "full.yaml", "HOURS": 0.1, "EXAM": world / "exam.jsonl"}
     code, good = make("round", papers, "stop.max_steps=40", "optimizer.lr=1e-2", **asked)
-    print(
-        *(
-            f"{role} {one['agreement']}"
-            for each in ("baseline", "result")
-            for role, one in good[each].items()
-            if role in ("exam", "guard")
-        )
-    )
     assert (code, good["verdict"]["verdict"], good["beat"]) == (0, "better", True), good["verdict"]["reasons"]
-    assert good["served"]["exam"]["agreement"] > 0.9 and not champion.link().exists(), good["notes"]
+    assert not champion.link().exists(), "a round promotes nothing"
+    if good["served"] is None:  # so tiny a model may fail a smoke prompt, and then its file was not measured
+        assert "smoke" in good["notes"][0] and make("promote", MODEL=good["model"])[0] == 4
+    measured = make("evaluate", papers, f"--exam {world / 'exam.jsonl'}", CHECKPOINT=good["model"])
+    assert measured[1]["records"][0]["exam"]["agreement"] > 0.9
     code, promoted = make("promote", MODEL=good["model"])
     assert (code, promoted["judgement"]["verdict"]) == (0, "better")
     assert {one["role"] for one in promoted["judgement"]["comparisons"]} == {"exam", "guard"}
     assert make("serve-start", MODEL="/app/models/champion.gguf")[0] == 0
-    assert make("serve-status")[1]["loaded"]["path"].endswith("/tuned-Q8_0.gguf")
+    assert make("serve-status")[1]["record"]["sha256"] == promoted["entry"]["sha256_model"]
 
-    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=1", "name=bad", **asked)
-    print(bad["verdict"]["reasons"])
+    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=0.3", "name=bad", **asked)
     assert code == 4 and bad["verdict"]["verdict"] != "better" and bad["beat"] is False
+    make("evaluate", papers, f"--exam {world / 'exam.jsonl'}", CHECKPOINT=bad["model"])
     code, refused = make("promote", MODEL=bad["model"])
     assert code == 4 and "not a win: worse" in json.dumps(refused), refused
     assert champion.link().resolve().name == "tuned-Q8_0.gguf" and len(history.read()) == 2
