@@ -110,7 +110,7 @@ tokenizer-add: setup ## Add tokens to a base's tokenizer. BASE=name, folder or f
 	@$(TRAINYARD) tokenizer-add "$$BASE" $(ARGS)
 
 ##@ Train
-.PHONY: train-calibrate train resume runs evaluate
+.PHONY: train-calibrate train resume runs evaluate lm-eval
 train-calibrate: setup ## The estimate against a few real steps on this machine. CONFIG=recipe.yaml (ARGS="--out record.json")
 	$(call need,CONFIG)
 	@$(TRAINYARD) train-calibrate --config "$$CONFIG" $(ARGS)
@@ -129,6 +129,11 @@ runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS=
 evaluate: setup ## Loss and exams of a model. CHECKPOINT=run, base or file (ARGS="--exam my-exam.jsonl --against MODEL")
 	$(call need,CHECKPOINT)
 	@$(TRAINYARD) evaluate "$$CHECKPOINT" $(ARGS)
+
+lm-eval: setup ## The same exam by lm-eval, from an environment of its own. MODEL=file.gguf EXAM=my-exam.jsonl
+	$(call need,MODEL,make lm-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf EXAM=my-exam.jsonl)
+	$(call need,EXAM,make lm-eval MODEL=/app/models/trained/demo/demo-Q8_0.gguf EXAM=my-exam.jsonl)
+	@$(TRAINYARD) lm-eval "$$MODEL" --exam "$$EXAM" $(ARGS)
 
 ##@ Ship
 .PHONY: export-build export-gguf delta-export delta-import verify serve-eval serve-start serve-stop serve-status serve-restore

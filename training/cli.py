@@ -31,7 +31,7 @@ COMMANDS = {
     "Prepare": ("base-fetch", "data-prepare", "data-peek", "data-verify", "teacher-record"),
     "Tokenize": ("tokenizer-train", "tokenizer-measure", "tokenizer-add"),
     "Plan": ("memfit", "bench-memfit", "bench", "check"),
-    "Train": ("train-calibrate", "train", "resume", "evaluate"),
+    "Train": ("train-calibrate", "train", "resume", "evaluate", "lm-eval"),
     "Contain": ("wheelhouse", "images"),
     "Export": ("export-build", "export-gguf", "delta-export", "delta-import"),
     "Serve": ("serve-eval", "serve-start", "serve-stop", "serve-restore", "serve-status"),

@@ -1,5 +1,6 @@
 """A tiny base with data, and exams for it."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -8,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.objectives.tiny import make_world
+from training.core import paths
 from training.evaluation import kept
+from training.llamacpp import tiny
 from training.recipe import bases
+from training.tokenizer.chat_templates import TEMPLATES
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,15 @@ def write_exam(path: Path, questions: list[dict], **settings: object) -> Path:
     lines = [{"exam": settings}] if settings else []
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *questions]))
     return path
+
+
+def write_gguf(name: str, template: str | None = None) -> Path:
+    """A GGUF of random weights under the models, whose vocabulary holds what its one merge makes."""
+    own = tiny._own_vocabulary()
+    merged = own.merges[0].replace(" ", "")
+    words = dataclasses.replace(own, tokens=[*own.tokens, merged], types=[*own.types, "NORMAL"])
+    template = template or TEMPLATES["chatml"].source
+    return tiny.write(paths.roots().models / f"{name}.gguf", seed=1, template=template, vocabulary=words)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The figures of a judgement, each against a value by hand."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -42,6 +43,20 @@ def test_a_tie_is_no_gain():
     assert (found.low, found.high, found.probability_higher) == (0.0, 0.0, 0.5)
     with pytest.raises(ValueError, match="not the same records"):
         bootstrap.paired([1], [1, 0], [1])
+
+
+def test_so_few_records_are_by_chance_what_they_are():
+    """The test of signs against counts by hand: McNemar's exact one for answers, whatever the interval says."""
+    for gained, lost, p in ((2, 0, 0.5), (5, 0, 0.0625), (6, 0, 0.03125), (4, 1, 0.375), (0, 0, 1.0), (3, 3, 1.0)):
+        before, after = [0] * gained + [1] * lost + [0], [1] * gained + [0] * lost + [0]
+        found = bootstrap.paired(before, after, np.ones(len(before)))
+        assert found.p_value == p and found.num_differing == gained + lost
+    found = bootstrap.paired([0] * 40, [1] * 27 + [0] * 13, np.ones(40))
+    assert found.p_value == 1 / 10_000, "of more patterns than are drawn, the observed one counts"
+    generator = np.random.default_rng(2)
+    many = generator.normal(0.1, 1.0, 60)
+    exact = 2 * (1 - NormalDist().cdf(abs(many.sum()) / np.sqrt((many**2).sum())))
+    assert bootstrap.paired(np.zeros(60), many, np.ones(60)).p_value == pytest.approx(exact, abs=0.03)
 
 
 def test_intervals_hold_what_they_promise():

@@ -3,17 +3,20 @@
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.evaluation.conftest import write_exam
+from tests.evaluation.conftest import write_exam, write_gguf
 from training.cli import main
+from training.core import paths
 from training.core.errors import IntegrityError, UserError
-from training.evaluation import conditions, kept, loading, loss, record, subject
+from training.evaluation import conditions, kept, loading, loss, record, scorers, subject
 from training.evaluation.answering import Answerer
 from training.evaluation.conditions import Identity
 from training.evaluation.rendering import Prompts
+from training.llamacpp import tiny as tiny_gguf
 from training.recipe import bases
 from training.runs.folder import RunFolder
 
@@ -32,14 +35,17 @@ def train(world: Path, name: str = "lora", *overrides: str) -> RunFolder:
     return RunFolder.open(json.loads(capture.getvalue())["run"])
 
 
+def plain_folder(folder: Path) -> Path:
+    """The tiny base as a Hugging Face folder that no manifest tells of."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((bases.find("tiny").folder / name).read_bytes())
+    return folder
+
+
 def test_every_kind_of_model_has_the_same_record(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     """A checkpoint, the base, a plain folder: loss, bits per byte, agreement, hashes; kept by identity."""
-    run = train(world)
-    folder = bases.find("tiny").folder
-    plain = world / "plain"
-    plain.mkdir(exist_ok=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (plain / name).write_bytes((folder / name).read_bytes())
+    run, folder, plain = train(world), bases.find("tiny").folder, plain_folder(world / "plain")
     code, found = evaluate(capsys, run.id, "tiny", str(plain), str(folder), "--exam", str(exam_file))
     assert code == 0
     tuned, base, copy, by_path = found["records"]
@@ -216,6 +222,94 @@ def test_what_cannot_be_measured_is_told(world: Path, tmp_path: Path, exam_file:
     with pytest.raises(IntegrityError):
         subject.find("tiny")
     weights.write_bytes(whole)
+
+
+def test_everything_given_is_looked_at_before_anything_is_measured(
+    world: Path, tmp_path: Path, exam_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """A wrong exam or guard set, a model that cannot be measured so, two that cannot be compared: told at once."""
+    run, gguf = train(world).id, str(write_gguf("untrained"))
+    wrong = str(write_exam(tmp_path / "e.jsonl", [{"question": "a", "answer": ""}]))
+
+    def not_yet(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(loading, "load", not_yet)
+    monkeypatch.setattr(loss, "measured", not_yet)
+    for arguments in (
+        [run, "--exam", wrong], [run, "--exam", str(exam_file), "--guard", wrong],
+        [run, gguf, "--split", "test", "--exam", str(exam_file)],
+        [run, "--exam", str(exam_file), "--against", gguf], [run, "--split", "test_postcutoff"],
+    ):  # fmt: skip
+        assert evaluate(capsys, *arguments)[0] == 2, arguments
+    odd = tiny_gguf.write(paths.roots().models / "odd.gguf", seed=1)  # its merge makes a token that it has not
+    code, found = evaluate(capsys, str(odd), "--exam", str(exam_file))
+    assert code == 5 and "tokenizer cannot be built" in json.dumps(found)
+    assert not list(kept.folder().glob("*.json"))
+
+
+def test_what_goes_wrong_in_a_measurement_is_told_or_counts_as_wrong(
+    world: Path, tmp_path: Path, exam_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Weights that have diverged, a scorer that raises, a model that answers nothing."""
+    from safetensors.torch import load_file, save_file
+
+    broken = plain_folder(world / "broken")
+    weights = load_file(broken / "model.safetensors")
+    save_file(
+        {name: one * float("nan") for name, one in weights.items()}, broken / "model.safetensors", {"format": "pt"}
+    )
+    choice = write_exam(tmp_path / "c.jsonl", [{"question": "f", "answer": "a", "options": ["a", "b"]}])
+    for asked in (["--config", str(world / "lora.yaml"), "--split", "test"], ["--exam", str(choice)]):
+        code, found = evaluate(capsys, str(broken), *asked)
+        assert code == 4 and "diverged" in json.dumps(found), found
+    assert not list(kept.folder().glob("*.json"))
+
+    def raising(text: str, _: object) -> str:
+        raise RuntimeError(text)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(scorers._READERS, "exact", raising)
+        code, found = evaluate(capsys, "tiny", "--exam", str(exam_file))
+    assert code == 0 and found["records"][0]["exam"]["num_unread"] == 12
+    shutil.rmtree(kept.folder())
+
+    assert evaluate(capsys, "tiny", "--exam", str(exam_file))[0] == 0
+    monkeypatch.setattr(Answerer, "answers", lambda _, prompts: ((number, []) for number in range(len(prompts))))
+    code, found = evaluate(capsys, str(plain_folder(world / "silent")), "--exam", str(exam_file))
+    assert found["records"][0]["reused"], "the same weights are the same model"
+    (world / "silent" / "model.safetensors").unlink()
+    save_file(
+        {name: one * 2 for name, one in weights.items()}, world / "silent" / "model.safetensors", {"format": "pt"}
+    )
+    code, found = evaluate(capsys, str(world / "silent"), "--exam", str(exam_file), "--against", "tiny")
+    assert code == 4 and found["judgements"][0]["verdict"] == "worse"
+    assert "collapsed: 100 % of the answers are ''" in found["judgements"][0]["reasons"]
+
+
+def test_a_choice_that_does_not_fit_is_told_before_any_answer(world: Path, tmp_path: Path, capsys):
+    options = ["a", "b " * 200]
+    exam = write_exam(tmp_path / "c.jsonl", [{"prompt": "x", "answer": "a", "options": options}])
+    code, found = evaluate(capsys, "tiny", "--exam", str(exam))
+    assert code == 2 and "at most 128 tokens" in json.dumps(found)
+
+
+def test_records_that_were_left_out_are_told(world: Path, capsys: pytest.CaptureFixture):
+    """Of a split those that the tokens have not, of an exam those that ask nothing new or have no answer."""
+    lines = [json.loads(line) for line in (world / "chat.jsonl").read_text().splitlines()]
+    for line in lines:
+        place = {"g1": "test", "g2": "test", "g3": "test", "g4": "validation"}
+        line["split"] = place.get(line["group"], "train")
+    lines[1]["messages"][1]["content"] += " + 1" * 60
+    lines[3]["messages"][0]["content"] = lines[2]["messages"][0]["content"]
+    (world / "odd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["data-prepare", str(world / "odd.jsonl"), "--name", "odd", "--near", "0"]) == 0
+    asked = ["data.dataset=odd", "data.overlong=drop"]
+    recipe = world / "odd.yaml"
+    recipe.write_text((world / "lora.yaml").read_text().replace("dataset: chat,", "dataset: odd, overlong: drop,"))
+    code, found = evaluate(capsys, "tiny", "--config", str(recipe), "--exam", "odd:test")
+    assert code == 0, (asked, found)
+    assert found["records"][0]["left_out"] == {"test": {"too long": 1}, "exam": {"asked before": 1}}
 
 
 def test_an_empty_split_is_refused(world: Path):

@@ -1,51 +1,42 @@
 """The same exam both ways: in PyTorch and through the server of a GGUF file; a server that reads otherwise is told."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REAL_CACHE
-from tests.evaluation.conftest import write_exam
+from tests.evaluation.conftest import write_exam, write_gguf
 from training.core import paths
 from training.core.errors import RunError
 from training.engine import base_source
 from training.evaluation import record, served, subject
 from training.evaluation.exam import Question
 from training.evaluation.rendering import Prompts
-from training.llamacpp import tiny
 from training.recipe import bases
 from training.tokenizer.chat_templates import TEMPLATES
 
 
 def test_a_server_that_reads_a_question_otherwise_is_told_before_anything_is_judged(own_roots: Path):
     """B68: the served file's template has one newline more; the first position that differs is named."""
-    source, own = TEMPLATES["chatml"].source, tiny._own_vocabulary()
-    merged = own.merges[0].replace(" ", "")
-    words = dataclasses.replace(own, tokens=[*own.tokens, merged], types=[*own.types, "NORMAL"])
-    templates = {"right": source, "wrong": source.replace("assistant\\n", "assistant\\n\\n")}
-    right, wrong = (
-        tiny.write(paths.roots().models / f"{name}.gguf", seed=1, template=template, vocabulary=words)
-        for name, template in templates.items()
-    )
+    wrong_template = TEMPLATES["chatml"].source.replace("assistant\\n", "assistant\\n\\n")
+    right, wrong = write_gguf("right"), write_gguf("wrong", wrong_template)
     question = Question("1", ({"role": "user", "content": "Hi"},), None, "x")
     prompts = Prompts(subject.find(str(right)).tokenizer)
-    ids = prompts.ids(question)
-    for path, differs in ((right, False), (wrong, True)):
-        found = subject.find(str(path))
-        with served.serving(found, served.arguments(found, 64, 4)) as client:
-            answerer = served.ServedAnswerer(client, prompts, 4, 256)
-            if differs:
-                with pytest.raises(RunError, match=f"from position {len(ids)} on"):
-                    answerer.require_same_ids(question, ids)
-                continue
-            answerer.require_same_ids(question, ids)
-            nats = answerer.logprobs(ids, [[7], [7, 8]])
-            assert nats[1] < nats[0] < 0
+    [asked] = prompts.asked([question])
+    found = subject.find(str(right))
+    with served.answering(found, served.arguments(found, 64, 4), prompts, [asked], 4) as answerer:
+        nats = answerer.logprobs(asked.ids, [[7], [7, 8]])
+        assert nats[1] < nats[0] < 0
+    found = subject.find(str(wrong))
+    with (
+        pytest.raises(RunError, match=f"from position {len(asked.ids)} on"),
+        served.answering(found, served.arguments(found, 64, 4), prompts, [asked], 4),
+    ):
+        pass
 
 
-def _base_file() -> Path:
+def base_file() -> Path:
     """The file that the base is unpacked from, obtained once for this machine."""
     base = bases.find("smollm2-135m-instruct")
     place = REAL_CACHE / "tests" / "files" / base.name
@@ -60,7 +51,7 @@ def _base_file() -> Path:
 def test_the_same_exam_in_pytorch_and_through_the_server(smollm2: Path, tmp_path: Path):
     """The base is unpacked from this very file, so both ways have the same weights; the server rounds activations."""
     gguf = paths.roots().models / "smollm2.gguf"
-    shutil.copyfile(_base_file(), gguf)
+    shutil.copyfile(base_file(), gguf)
     asked = ("the capital of France", "2 + 2", "the color of the sky", "the opposite of hot", "the first month")
     exam = write_exam(
         tmp_path / "e.jsonl", [{"question": f"What is {one}? One word.", "answer": "Paris"} for one in asked],
@@ -73,7 +64,8 @@ def test_the_same_exam_in_pytorch_and_through_the_server(smollm2: Path, tmp_path
     )  # fmt: skip
     found = []
     for reference in ("smollm2-135m-instruct", str(gguf)):
-        _, measured = record.measure(subject.find(reference), record.Request(exam=str(exam), guard=str(choice)))
+        request = record.Request(exam=str(exam), guard=str(choice))
+        _, measured = record.measure(record.Evaluation(subject.find(reference), request))
         found.append(measured)
     (plain, through) = ([answer["text"] for answer in one["exam"]["answers"]] for one in found)
     assert sum(one == other for one, other in zip(plain, through, strict=True)) >= 4, (plain, through)

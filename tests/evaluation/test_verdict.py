@@ -46,6 +46,25 @@ def test_the_interval_decides(before: int, after: int, word: str):
     assert len(found.gained) == max(0, after - before) and len(found.lost) == max(0, before - after)
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(2, "2 questions are too few to show any difference"), (5, "5 questions are too few"), (8, "no gain below 0.750")],
+)
+def test_few_questions_decide_nothing_and_the_verdict_says_so(count: int, words: str):
+    """Two of two gained have an interval of +1 to +1, and nobody has shown anything."""
+    judgement = verdict.judge({"exam": answers(0, count)}, {"exam": answers(min(count, 5), count)})
+    assert judgement.of("exam").low > 0 and judgement.verdict == "same" and words in " ".join(judgement.reasons)
+    assert verdict.judge({"exam": answers(0, 8)}, {"exam": answers(6, 8)}).verdict == "better"
+    same = verdict.judge({"exam": answers(2, count)}, {"exam": answers(2, count)})
+    assert (same.of("exam").low, same.of("exam").high) == (0, 0) and words in " ".join(same.reasons)
+
+
+def test_few_rows_decide_nothing_either():
+    judgement = verdict.judge({"test": rows([20.0] * 5)}, {"test": rows([10.0] * 5)})
+    assert judgement.verdict == "same" and "5 rows are too few" in judgement.reasons[-1]
+    assert verdict.judge({"test": rows([20.0] * 6)}, {"test": rows([10.0] * 6)}).verdict == "better"
+
+
 def test_a_loss_is_judged_by_bits_per_byte_the_lower_the_better():
     judgement = verdict.judge({"test": rows([20.0, 30.0, 25.0] * 9)}, {"test": rows([10.0, 15.0, 12.5] * 9)})
     found = judgement.of("test")

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,23 @@ def test_the_first_champion_is_measured_first(served: Path):
         measured(served, 10)
 
     assert promotion.promote(str(better), measure)["entry"]["number"] == 2
-    assert asked == [(served, "sums.jsonl", None, QUESTIONS)]
+    assert asked == [(served, ["--exam", "sums.jsonl", "--questions", str(QUESTIONS)])]
+
+
+def test_the_first_champion_is_judged_on_the_exam_and_the_guard_set_of_the_last_measurement(served: Path):
+    """An exam from before that is not the contest's is not mixed in, and a guard set is never lost on the way."""
+    better = make_model("better", 2)
+    guard = {**GUARD, "name": "drawn"}
+    for paper, right in (({**PAPER, "sha256": "9" * 64}, 1), (PAPER, 40)):
+        measured(better, right, paper=paper)
+        time.sleep(0.01)
+    measured(better, 50, role="guard", paper=guard)
+    asked = []
+    with pytest.raises(RunError, match="could not be measured on the same questions"):
+        promotion.promote(str(better), lambda *arguments: asked.append(arguments))
+    assert asked == [(served, ["--exam", "sums.jsonl", "--questions", str(QUESTIONS), "--guard", "sums.jsonl"])]
+    promotion.promote(str(better), lambda *_: measured(served, 50, role="guard", paper=guard))
+    assert history.read()[0]["papers"] == [PAPER, guard]
 
 
 def test_everything_but_a_win_is_refused(served: Path):
@@ -164,9 +181,19 @@ def test_a_champion_whose_file_is_gone_is_told(served: Path):
     better.rename(better.with_suffix(".away"))
     with pytest.raises(IntegrityError, match="file is gone") as error:
         promote(best)
-    assert "make rollback" in error.value.next_command
+    assert error.value.next_command == "make rollback"
+    served.rename(served.with_suffix(".away"))
+    with pytest.raises(IntegrityError, match="file is gone") as error:
+        promotion.rollback()
+    assert error.value.next_command == "put the file back from a copy, then make rollback"
+    assert champion.link().resolve() == better.resolve(), "nothing was changed"
+    served.with_suffix(".away").rename(served)
     promotion.rollback()
     assert champion.link().resolve() == served.resolve()
+    served.rename(served.with_suffix(".away"))
+    with pytest.raises(IntegrityError, match="file is gone") as error:
+        promote(best)
+    assert error.value.next_command == "put the file back from a copy", "there is nobody to roll back to"
 
 
 def test_a_variable_that_hides_the_link_is_refused_with_its_line(served: Path, monkeypatch: pytest.MonkeyPatch):
@@ -250,6 +277,10 @@ def test_the_commands_say_what_they_did(served: Path, capsys: pytest.CaptureFixt
     assert main(["promote", str(better), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["judgement"]["verdict"] == "better" and document["entry"]["number"] == 2
+    with champion.changing("promote another"):
+        assert main(["promote", str(better)]) == main(["rollback"]) == 3
+    better.rename(better.with_suffix(".away"))
+    assert main(["promote", str(make_model("best", 3))]) == 5
     assert main(["rollback"]) == 0
     assert "/old-F32.gguf" in capsys.readouterr().err
     assert main(["rollback"]) == 2

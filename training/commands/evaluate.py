@@ -30,20 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
-    from training.evaluation import record, subject
+    from training.evaluation import record
 
     _check(args)
-    models = [subject.find(reference) for reference in args.models]
-    against = subject.find(args.against) if args.against else None
-    request = _request(args, [*models, *([against] if against else [])])
-    before = record.measure(against, request) if against else None
+    evaluations, against = _planned(args)
+    before = record.measure(against) if against else None
     records, judgements = [], []
-    for model in models:
-        document, measured = record.measure(model, request)
+    for evaluation in evaluations:
+        document, measured = record.measure(evaluation)
         records.append(document)
         _add_figures(report, document)
         if before:
-            judgements.append(_judge(args, report, before, (document, measured), model))
+            judgements.append(_judge(args, report, before, (document, measured), evaluation.subject))
     _add_unigram(report, records[-1])
     return {
         "schema": 2, "records": records, "against": before and before[0],
@@ -73,14 +71,23 @@ def _allowed(args: argparse.Namespace) -> set[str]:
     return {name for name in args.allow.split(",") if name}
 
 
-def _request(args: argparse.Namespace, models: list):
-    from training.evaluation import record
+def _planned(args: argparse.Namespace) -> tuple[list, object | None]:
+    """What is to be measured of each model, and of the one to judge against; whatever is wrong with it is raised."""
+    from training.evaluation import record, subject, verdict
     from training.recipe.load import load
 
-    recipe = load(Path(args.config)).recipe if args.config else record.recipe_of(models)
-    return record.Request(
-        tuple(args.split or ()), args.exam, args.guard, args.questions, recipe, args.precision
+    subjects = [subject.find(reference) for reference in [*args.models, *([args.against] if args.against else [])]]
+    request = record.Request(
+        tuple(args.split or ()), args.exam, args.guard, args.questions,
+        load(Path(args.config)).recipe if args.config else record.recipe_of(subjects), args.config, args.precision,
     )  # fmt: skip
+    evaluations = [record.Evaluation(one, request) for one in subjects]
+    identities = [{role: one.identity for role, one in each.planned.items()} for each in evaluations]
+    if not args.against:
+        return evaluations, None
+    for after in identities[:-1]:
+        verdict.require_comparable(identities[-1], after, _allowed(args))
+    return evaluations[:-1], evaluations[-1]
 
 
 def _judge(args: argparse.Namespace, report: Report, before: tuple, after: tuple, model):
@@ -110,9 +117,14 @@ def add_judgement(report: Report, judgement, of: str = "") -> None:
 def _add_figures(report: Report, document: dict) -> None:
     parts = [f"{name}: {_loss_text(score)}" for name, score in document["splits"].items()]
     parts += [f"{role}: {_exam_text(document[role])}" for role in ("exam", "guard") if document[role]]
+    parts += [f"{role}: left out {_counted(found)}" for role, found in document["left_out"].items()]
     again = " (measured before)" if document["reused"] else ""
     report.add(document["model"]["label"], "\n".join(parts) + again)
     say(f"{document['model']['label']}: {'; '.join(parts)}")
+
+
+def _counted(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} ({reason})" for reason, count in reasons.items())
 
 
 def _loss_text(score: dict) -> str:

@@ -19,10 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import paths
     from training.rounds import champion, history, promotion
-    from training.rounds.steps import options, run_step
+    from training.rounds.steps import run_step
 
-    def measure(model, exam: str | None, guard: str | None, num_questions: int | None) -> None:
-        asked = options(("--exam", exam), ("--guard", guard), ("--questions", num_questions))
+    def measure(model, asked: list[str]) -> None:
         run_step("Measure what is served now", ["evaluate", str(model), *asked])
 
     done = promotion.promote(args.model, measure, dry_run=args.dry_run)

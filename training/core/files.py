@@ -53,6 +53,17 @@ def sha256_json(value: object) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def sealed(document: dict) -> dict:
+    """The document with `sha256`, the hash over everything in it but itself."""
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    return body | {"sha256": sha256_json(body)}
+
+
+def is_sealed(document: dict) -> bool:
+    """Whether a document is what `sealed` made of it."""
+    return document.get("sha256") == sealed(document)["sha256"]
+
+
 def sha256_together(hashes: dict[str, str]) -> str:
     """One hash for files by their names: the only file's own, else that of all of them."""
     return next(iter(hashes.values())) if len(hashes) == 1 else sha256_json(hashes)

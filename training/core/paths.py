@@ -122,6 +122,11 @@ def _no_model(path: Path) -> UserError:
     )  # fmt: skip
 
 
+def gguf_manifest(gguf: Path) -> Path:
+    """Where a GGUF's manifest lies: `tiny-Q8_0.manifest.json` of `tiny-Q8_0.gguf`."""
+    return gguf.with_name(gguf.name.removesuffix(".gguf") + ".manifest.json")
+
+
 def container_path(path: Path) -> Path:
     """The name of a host's model file inside a container."""
     return CONTAINER_MODELS / path.resolve().relative_to(roots().models.resolve())

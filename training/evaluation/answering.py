@@ -27,7 +27,7 @@ class Answerer:
     def __init__(self, loaded: Loaded, stop_ids: frozenset[int], max_answer_tokens: int):
         self.model, self.device = loaded.model, loaded.device
         self.stop_ids, self.max_answer_tokens = stop_ids, max_answer_tokens
-        self._longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+        self.context_tokens = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Yield each prompt's number and the ids of its answer, batch by batch, the shortest prompts first.
@@ -35,9 +35,9 @@ class Answerer:
         A prompt that leaves no room in the model's context has no answer.
         """
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-        for number in [number for number in order if len(prompts[number]) >= self._longest]:
+        for number in [number for number in order if len(prompts[number]) >= self.context_tokens]:
             yield number, []
-        for batch in self._batches([number for number in order if len(prompts[number]) < self._longest], prompts):
+        for batch in self._batches([number for number in order if len(prompts[number]) < self.context_tokens], prompts):
             yield from zip(batch, self._greedy([prompts[number] for number in batch]), strict=True)
 
     def _batches(self, order: list[int], prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -45,7 +45,7 @@ class Answerer:
         for number in order:
             length = len(prompts[number]) + self.max_answer_tokens
             is_full = len(batch) == _PROMPTS_AT_ONCE or (len(batch) + 1) * length > _TOKENS_AT_ONCE
-            if batch and (is_full or length > self._longest):  # near the end of the context nobody is padded
+            if batch and (is_full or length > self.context_tokens):  # near the end of the context nobody is padded
                 yield batch
                 batch = []
             batch.append(number)
@@ -57,7 +57,7 @@ class Answerer:
         width = max(map(len, prompts))
         ids_BT = torch.tensor([[0] * (width - len(one)) + list(one) for one in prompts], device=self.device)
         mask_BT = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=self.device)
-        most = min(self.max_answer_tokens, self._longest - width)
+        most = min(self.max_answer_tokens, self.context_tokens - width)
         answers: list[list[int]] = [[] for _ in prompts]
         alive, cache, positions_BT = list(range(len(prompts))), _new_cache(), (mask_BT.cumsum(1) - 1).clamp(min=0)
         for _ in range(most):

@@ -8,6 +8,7 @@ A folder with `exam.json` (settings) and `questions.jsonl`, or one JSONL file wh
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,12 +48,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Exam:
-    """Questions in their order, and how they are scored."""
+    """Questions in their order, and how they are scored; `left_out` counts the records that are none, by reason."""
 
     name: str
     scorer: scorers.Scorer
     max_answer_tokens: int
     questions: tuple[Question, ...]
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> str:
@@ -165,12 +167,23 @@ def _question(value: object, place: int, where: str) -> Question:
         raise UserError(
             "unknown key", where=where, found=", ".join(unknown), expected=", ".join(sorted(_QUESTION_KEYS))
         )
-    asked = [key for key in ("question", "messages", "prompt") if value.get(key)]
+    asked = [key for key in ("question", "messages", "prompt") if value.get(key) is not None]
     if len(asked) != 1:
-        raise UserError("a question has one of question, messages and prompt", where=where, found=asked or "none")
+        raise UserError("a question has one of question, messages and prompt", where=where,
+                        found=", ".join(asked) or "none of them", expected="one")  # fmt: skip
+    if not value[asked[0]] or not str(value[asked[0]]).strip():
+        raise UserError("an empty question", where=where, found=f"{asked[0]}: {value[asked[0]]!r}",
+                        expected="what is asked")  # fmt: skip
     answer, options = value.get("answer"), value.get("options") or []
-    if not isinstance(answer, str) or not answer.strip():
-        raise UserError("an empty answer", where=where, found=repr(answer), expected="a text")
+    if answer is None:
+        raise UserError("a question without an answer", where=where, found=f"the keys {', '.join(sorted(value))}",
+                        expected="answer, the right one as a text")  # fmt: skip
+    if not isinstance(answer, str):
+        raise UserError("an answer is a text", where=where, found=f"{answer!r}, a {type(answer).__name__}",
+                        expected="a text")  # fmt: skip
+    if not answer.strip():
+        raise UserError("an empty answer", where=where, found=f"answer: {answer!r}",
+                        expected="the right answer as a text")  # fmt: skip
     if (
         not _are_texts(options)
         or len({scorers.normalised(one) for one in options}) != len(options)
@@ -185,7 +198,8 @@ def _question(value: object, place: int, where: str) -> Question:
         raise UserError("not a conversation that ends before an answer", where=where, found=repr(messages)[:120],
                         expected='[{"role", "content"}, ...], the last not the assistant\'s')  # fmt: skip
     if messages is None and not isinstance(prompt, str):
-        raise UserError("a question is a text", where=where, found=type(value[asked[0]]).__name__)
+        raise UserError("a question is a text", where=where, found=f"{asked[0]}: a {type(value[asked[0]]).__name__}",
+                        expected="a text")  # fmt: skip
     return Question(
         str(value.get("id") or place), None if messages is None else tuple(messages), prompt, answer, tuple(options),
         value.get("group"),
@@ -209,24 +223,31 @@ def of_split(data: datasets.Dataset, split: str) -> Exam:
     UserError for records without answers.
     """
     where = f"{data.reference}:{split}"
-    questions = list(_of_records(data.iter_records(split)))
+    left_out: Counter[str] = Counter()
+    questions = list(_of_records(data.iter_records(split), left_out))
     if not questions:
         raise UserError("the records have no answers to ask for", where=where, found=f"records of the form {data.form}",
                         expected="conversations, or prompts with completions")  # fmt: skip
     longest_bytes = max(len(question.answer.encode()) for question in questions)  # no token has less than a byte
     most = min(int(thresholds.ANSWER_TOKENS.value), longest_bytes)
-    return Exam(f"{data.name}-{split}", scorers.Scorer("exact"), most, tuple(questions))
+    return Exam(f"{data.name}-{split}", scorers.Scorer("exact"), most, tuple(questions), dict(left_out))
 
 
-def _of_records(records: Iterable[dict]) -> Iterator[Question]:
+def _of_records(records: Iterable[dict], left_out: Counter[str]) -> Iterator[Question]:
+    """The records' questions, each once; those that are none are counted into `left_out`."""
     seen = set()
     for number, value in enumerate(records, 1):
         question = _of_record(value, number)
-        key = question and files.sha256_json([question.messages, question.prompt])
-        if question and key not in seen:
-            named = question if question.id not in seen else dataclasses.replace(question, id=f"{question.id}-{number}")
-            seen |= {key, named.id}
-            yield named
+        if question is None:
+            left_out["no answer at the end"] += 1
+            continue
+        key = files.sha256_json([question.messages, question.prompt])
+        if key in seen:
+            left_out["asked before"] += 1
+            continue
+        named = question if question.id not in seen else dataclasses.replace(question, id=f"{question.id}-{number}")
+        seen |= {key, named.id}
+        yield named
 
 
 def _of_record(value: dict, number: int) -> Question | None:

@@ -55,7 +55,8 @@ def drawn(seed: int, trained: datasets.Dataset | None) -> exam.Exam:
         options = [following, *generator.sample(sorted(set(others)), _OPTIONS - 1)]
         generator.shuffle(options)
         questions.append(exam.Question(f"{topic}-{number}", None, prompt, following, tuple(options), topic))
-    return exam.Exam("drawn-guard", scorers.Scorer("choice"), 1, tuple(questions))
+    left_out = {"in the trained data": len(pairs) - len(kept)} if len(kept) < len(pairs) else {}
+    return exam.Exam("drawn-guard", scorers.Scorer("choice"), 1, tuple(questions), left_out)
 
 
 def _pairs() -> Iterator[tuple[str, str, str]]:

@@ -37,15 +37,12 @@ def read(path: Path) -> dict | None:
         found = files.read_json(path)
     except IntegrityError:
         return None
-    body = {key: value for key, value in found.items() if key != "sha256"}
-    whole = found.get("kind") == KIND and found.get("sha256") == files.sha256_json(body)
-    return found if whole else None
+    return found if found.get("kind") == KIND and files.is_sealed(found) else None
 
 
 def write(identity: Identity, body: dict) -> dict:
     """Keep a finished measurement, with a hash over itself, and forget its unfinished part."""
-    document = {**body, "schema": 1, "kind": KIND, "identity": identity.to_json()}
-    document["sha256"] = files.sha256_json({key: value for key, value in document.items() if key != "sha256"})
+    document = files.sealed({**body, "schema": 1, "kind": KIND, "identity": identity.to_json()})
     files.write_json(path_of(identity), document)
     partial_path(identity).unlink(missing_ok=True)
     return document

@@ -1,14 +1,17 @@
 """Loss, perplexity and bits per byte on a split: sums over every labelled token, whatever the batch.
 
 A row at a time, so that the nats of each are known (a difference is judged on rows) and no padding exists: the sums do
-not depend on batch size, packing or padding (B81). Records with answers are never packed here; texts are a stream.
+not depend on batch size, packing or padding (B81). Eight rows at a time would round otherwise and gain little where the
+products are what takes the time: 4.73 s of a core against 5.13 s for 16 docstrings of the 135 M base. Records with
+answers are never packed here; texts are a stream.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from training.core.errors import UserError
+from training.core.errors import RunError, UserError
 from training.core.progress import Progress
 from training.data import tokens
 from training.engine.inputs import Inputs
@@ -31,13 +34,22 @@ def rows_of(inputs: Inputs, split: str, recipe: Recipe) -> Objective:
 
 
 def measured(loaded: Loaded, rows: Objective, label: str) -> dict:
-    """`{"score", "rows"}` of every row; a row is `[nats, tokens, bytes]`."""
+    """`{"score", "rows"}` of every row; a row is `[nats, tokens, bytes]`. Raises RunError where a loss is no number."""
     found: list[Score] = []
     with Progress(label, rows.num_rows, "row") as progress:
         for number in range(rows.num_rows):
             found.append(measure(loaded.model, rows, np.array([number]), 1))
+            if not math.isfinite(found[-1].nats):
+                raise RunError("the model's loss is no number", where=f"{label}, row {number}", found=found[-1].nats,
+                               expected="a number; its weights have diverged")  # fmt: skip
             progress.advance(1)
     return {"score": total(found).to_json(), "rows": [[one.nats, one.num_tokens, one.num_bytes] for one in found]}
+
+
+def left_out(inputs: Inputs, split: str) -> dict[str, int]:
+    """How many records of a split are in no row, by reason."""
+    found = tokens.open_split(inputs.shards, split).manifest["splits"][split].get("left_out", {})
+    return {reason.replace("_", " "): count for reason, count in found.items() if count}
 
 
 def total(scores: list[Score]) -> Score:

@@ -61,11 +61,12 @@ def write(path: Path, page: Page) -> None:
 
 
 def _figures(page: Page) -> Iterator[tuple[str, ...]]:
-    yield ("measured", "metric", "before", "after", "better by", "interval", "probability better", "records")
+    yield ("measured", "metric", "before", "after", "better by", "interval", "probability better", "p", "records")
     for one in page.judgement.comparisons:
         yield (
             one.role, one.metric, f"{one.before:.4f}", f"{one.after:.4f}", f"{one.improvement:+.4f}",
-            f"{one.low:+.4f} to {one.high:+.4f}", f"{one.probability_better:.3f}", str(one.num_records),
+            f"{one.low:+.4f} to {one.high:+.4f}", f"{one.probability_better:.3f}",
+            f"{one.p_value:.4f}", str(one.num_records),
         )  # fmt: skip
 
 

@@ -1,12 +1,14 @@
 """The evaluation record of a model: splits, an exam and a guard set, each measured once and kept by identity.
 
 A measurement is one model on one paper (`kept`); a record puts the measurements of one model together, the split that
-is the headline first. The model is loaded when the first measurement needs it.
+is the headline first. All that is asked for is looked at before anything is measured, and the model is loaded when the
+first measurement needs it.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from training.core import files
@@ -33,6 +35,7 @@ class Request:
         exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn`; None for none.
         num_questions: the most questions of the exam; None for the document's number.
         recipe: of whose data, where the model itself was not trained by one.
+        config: the recipe's file, where one was named.
         precision: of the weights; None for what the recipe says.
     """
 
@@ -41,7 +44,18 @@ class Request:
     guard: str | None = None
     num_questions: int | None = None
     recipe: Recipe | None = None
+    config: str | None = None
     precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A measurement that is to be made: of what, by which reference it was asked for, and how it is made."""
+
+    role: str
+    reference: str | None
+    identity: Identity
+    make: Callable[[], dict]
 
 
 class Evaluation:
@@ -54,13 +68,20 @@ class Evaluation:
 
     def run(self) -> dict[str, dict]:
         """Measure what is asked for and return the measurements by their role: a split's name, `exam`, `guard`."""
+        try:
+            return {role: self._once(one) for role, one in self.planned.items()}
+        finally:
+            self.__dict__.pop("loaded", None)  # the next model needs the room
+
+    @cached_property
+    def planned(self) -> dict[str, Planned]:
+        """What is to be measured, by role: exams read, questions rendered, splits there. Raises UserError."""
         found = {split: self._split(split) for split in self._splits()}
         if self.request.exam:
-            paper = guard.open_exam(self.request.exam)
-            found[EXAM] = self._exam(paper.drawn(self._num_questions(), self._seed), EXAM, self.request.exam)
+            found[EXAM] = self._exam(EXAM, self.exam, self.request.exam)
         if self.request.guard:
             paper = guard.open_guard(self.request.guard, self._seed, self._trained)
-            found[GUARD] = self._exam(paper, GUARD, self.request.guard)
+            found[GUARD] = self._exam(GUARD, paper, self.request.guard)
         if not found:
             raise UserError(
                 "nothing says what to measure", where=self.subject.label, found="no split and no exam",
@@ -68,6 +89,11 @@ class Evaluation:
                 next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
             )  # fmt: skip
         return found
+
+    @cached_property
+    def exam(self) -> Exam:
+        """The exam that is asked for, as many of its questions as are drawn."""
+        return guard.open_exam(self.request.exam).drawn(self._num_questions(), self._seed)
 
     @property
     def _seed(self) -> int:
@@ -87,7 +113,8 @@ class Evaluation:
             if self.request.splits:
                 raise UserError(
                     "no loss is measured of it", where=self.subject.label,
-                    found="a GGUF file" if self.subject.form == GGUF else "no recipe that says on whose data",
+                    found="a GGUF file, whose server tells no log-probabilities of a text it is given"
+                    if self.subject.form == GGUF else "no recipe that says on whose data",
                     expected="an exam; the loss is measured on the checkpoint, or with --config RECIPE",
                     next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
                 )  # fmt: skip
@@ -114,7 +141,7 @@ class Evaluation:
         method.require_dataset(self.recipe, self._dataset)
         return Inputs(self._dataset, tokenizer, method.prepare(self.recipe, self._dataset, tokenizer))
 
-    def _split(self, split: str) -> dict:
+    def _split(self, split: str) -> Planned:
         self._dataset.path(split)
         data = self.recipe.data
         paper = {
@@ -124,40 +151,35 @@ class Evaluation:
         }  # fmt: skip
         identity = Identity(self.subject.identity(), paper, self._pytorch())
 
-        def measure() -> dict:
+        def make() -> dict:
             rows = loss.rows_of(self.inputs, split, self.recipe)
-            return loss.measured(self.loaded, rows, f"evaluate {self.subject.label} on {split}")
+            measured = loss.measured(self.loaded, rows, f"evaluate {self.subject.label} on {split}")
+            return measured | {"left_out": loss.left_out(self.inputs, split)}
 
-        return self._once(identity, split, None, measure)
+        return Planned(split, None, identity, make)
 
     # ---- exams
 
-    def _exam(self, paper: Exam, role: str, reference: str) -> dict:
-        date = self.recipe.data.template_date if self.recipe else None
-        prompts = Prompts(self.subject.tokenizer, date)
-        label = f"{self.subject.label} ({role})"
+    def _exam(self, role: str, paper: Exam, reference: str) -> Planned:
+        prompts = Prompts(self.subject.tokenizer, self.recipe.data.template_date if self.recipe else None)
+        asked, most = prompts.asked(paper.questions), paper.max_answer_tokens
         if self.subject.form == GGUF:
-            return self._served(paper, prompts, role, reference)
-        identity = Identity(self.subject.identity(), paper.identity(), self._pytorch())
-
-        def measure() -> dict:
-            answerer = Answerer(self.loaded, prompts.stop_ids, paper.max_answer_tokens)
-            return sitting.sit(paper, prompts, answerer, identity, label)
-
-        return self._once(identity, role, reference, measure)
-
-    def _served(self, paper: Exam, prompts: Prompts, role: str, reference: str) -> dict:
-        longest = max(len(prompts.ids(question)) + _longest_option(prompts, question) for question in paper.questions)
-        server = served.arguments(self.subject, longest, paper.max_answer_tokens)
-        under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
+            server = served.arguments(self.subject, max(one.num_tokens for one in asked), most)
+            under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
+            answering = partial(served.answering, self.subject, server, prompts, asked, most)
+        else:
+            under, answering = self._pytorch(), partial(self._answering, prompts, most)
         identity = Identity(self.subject.identity(), paper.identity(), under)
 
-        def measure() -> dict:
-            with served.serving(self.subject, server) as client:
-                answerer = served.ServedAnswerer(client, prompts, paper.max_answer_tokens, server["ctx_size"])
-                return sitting.sit(paper, prompts, answerer, identity, f"{self.subject.label} ({role})")
+        def make() -> dict:
+            with answering() as answerer:
+                return sitting.sit(paper, asked, prompts, answerer, identity, f"{self.subject.label} ({role})")
 
-        return self._once(identity, role, reference, measure)
+        return Planned(role, reference, identity, make)
+
+    @contextlib.contextmanager
+    def _answering(self, prompts: Prompts, max_answer_tokens: int) -> Iterator[Answerer]:
+        yield Answerer(self.loaded, prompts.stop_ids, max_answer_tokens)
 
     # ---- both
 
@@ -172,12 +194,15 @@ class Evaluation:
     def loaded(self) -> loading.Loaded:
         return loading.load(self.subject, self.precision)
 
-    def _once(self, identity: Identity, role: str, reference: str | None, measure: Callable[[], dict]) -> dict:
+    def _once(self, planned: Planned) -> dict:
         """The kept measurement of an identity, else a new one, which is kept."""
-        asked = {"role": role, "reference": _absolute(reference)}
+        identity, role = planned.identity, planned.role
+        asked = {
+            "role": role, "reference": _absolute(planned.reference), "config": _absolute(self.request.config)
+        }  # fmt: skip
         found = kept.find(identity)
         if found is None:
-            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **measure()})
+            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **planned.make()})
             return document | {"reused": False}
         if found["role"] != role:  # the same paper, asked for as something else
             kept.write(identity, found | asked)
@@ -185,12 +210,8 @@ class Evaluation:
 
 
 def _absolute(reference: str | None) -> str | None:
-    """An exam's reference that means the same from any folder."""
+    """An exam's or a recipe's reference that means the same from any folder."""
     return str(Path(reference).absolute()) if reference and Path(reference).exists() else reference
-
-
-def _longest_option(prompts: Prompts, question) -> int:
-    return max(map(len, prompts.options(question)), default=0) if question.options else 0
 
 
 def record(evaluation: Evaluation, measured: dict[str, dict]) -> dict:
@@ -204,6 +225,7 @@ def record(evaluation: Evaluation, measured: dict[str, dict]) -> dict:
         "unigram": _unigram(evaluation, splits), "identities": {
             role: {"sha256": files.sha256_json(one["identity"]), **one["identity"]} for role, one in measured.items()
         },
+        "left_out": {role: one["left_out"] for role, one in measured.items() if one.get("left_out")},
     }  # fmt: skip
     if subject.run is not None:
         files.write_json(subject.run / "eval" / f"{subject.path.name}.json", document)
@@ -221,8 +243,7 @@ def recipe_of(subjects: list[Subject]) -> Recipe | None:
     return next((one.resolved.recipe for one in subjects if one.resolved), None)
 
 
-def measure(subject: Subject, request: Request) -> tuple[dict, dict[str, dict]]:
+def measure(evaluation: Evaluation) -> tuple[dict, dict[str, dict]]:
     """Measure one model; returns its record and its measurements by role."""
-    evaluation = Evaluation(subject, request)
     measured = evaluation.run()
     return record(evaluation, measured), measured

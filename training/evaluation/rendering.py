@@ -1,6 +1,7 @@
 """A question as the ids that a model reads: rendered by the tokenizer's template, as training and the server do it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from training.data.chat import Renderer
@@ -11,6 +12,20 @@ from training.tokenizer.template import normalised, of_tokenizer
 
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "</s>", "<EOT>")
 """Tokens that llama.cpp takes as the end of an answer by their text (`src/llama-vocab.cpp`)."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question as a model reads it: its ids, and those of each of its options."""
+
+    question: Question
+    ids: list[int]
+    options: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """The ids of the question with its longest option."""
+        return len(self.ids) + max(map(len, self.options), default=0)
 
 
 class Prompts:
@@ -35,14 +50,16 @@ class Prompts:
         tools = [*question.tools] if question.tools else None
         return self._renderer.prompt(Conversation(messages, tools, len(messages)))
 
-    def ids(self, question: Question) -> list[int]:
-        """Its ids, BOS in front where the tokenizer wants it."""
-        [ids] = self.tokenizer.encode_rendered([self.tokenizer.with_bos(self.text(question))])
-        return ids.tolist()
+    def asked(self, questions: Sequence[Question]) -> list[Asked]:
+        """The ids of questions, BOS in front where the tokenizer wants it.
 
-    def options(self, question: Question) -> list[list[int]]:
-        """The ids of each option, encoded apart from the prompt, as an answer is in training."""
-        return [ids.tolist() for ids in self.tokenizer.encode_plain(list(question.options))]
+        An option is encoded apart from its question, as an answer is in training.
+        """
+        texts = [self.tokenizer.with_bos(self.text(question)) for question in questions]
+        return [
+            Asked(question, ids.tolist(), [one.tolist() for one in self.tokenizer.encode_plain([*question.options])])
+            for question, ids in zip(questions, self.tokenizer.encode_rendered(texts), strict=True)
+        ]
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from training.core import paths
 from training.core.errors import RunError, UserError
-from training.evaluation.exam import Question
-from training.evaluation.rendering import Prompts
+from training.evaluation.rendering import Asked, Prompts
 from training.evaluation.subject import Subject
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
@@ -38,64 +37,84 @@ def arguments(subject: Subject, longest_prompt: int, max_answer_tokens: int) -> 
 
 
 @contextlib.contextmanager
-def serving(subject: Subject, server: dict) -> Iterator[Client]:
-    """A server of the file while the block runs. Raises RunError where it does not come up."""
+def serving(subject: Subject, server: dict) -> Iterator[str]:
+    """The address of a server of the file while the block runs. Raises RunError where it does not come up."""
     log = paths.roots().cache / "logs" / f"evaluate-{os.getpid()}.log"
     settings = {key: server[key] for key in ("ctx_size", "slots", "threads")}
     with ServerProcess.start(subject.path, log=log, **settings) as process:
         process.wait_healthy(HEALTH_SECONDS)
-        yield Client(process.url, timeout_seconds=_ANSWER_SECONDS)
+        yield process.url
     log.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def answering(
+    subject: Subject, server: dict, prompts: Prompts, asked: Sequence[Asked], max_answer_tokens: int
+) -> Iterator["ServedAnswerer"]:
+    """What asks a server of the file while the block runs; every question is read as training reads it.
+
+    Raises RunError where the server does not come up, or reads a question otherwise.
+    """
+    with serving(subject, server) as url:
+        client = Client(url, timeout_seconds=_ANSWER_SECONDS)
+        answerer = ServedAnswerer(client, prompts, max_answer_tokens, server["ctx_size"])
+        for one in asked:
+            answerer.require_same_ids(one)
+        yield answerer
+
+
 class ServedAnswerer:
-    """Asks a server, question by question."""
+    """Asks a server, question by question; as `answering.Answerer` is asked."""
 
-    def __init__(self, client: Client, prompts: Prompts, max_answer_tokens: int, ctx_size: int):
+    def __init__(self, client: Client, prompts: Prompts, max_answer_tokens: int, context_tokens: int):
         self.client, self.prompts = client, prompts
-        self.max_answer_tokens, self._ctx_size = max_answer_tokens, ctx_size
+        self.max_answer_tokens, self.context_tokens = max_answer_tokens, context_tokens
 
-    def require_same_ids(self, question: Question, ids: Sequence[int]) -> None:
+    def require_same_ids(self, asked: Asked) -> None:
         """Raise RunError, with the first position that differs, where the server reads a question otherwise."""
+        question, ids = asked.question, asked.ids
         if question.tools:
             return
         text = question.prompt
         if question.messages is not None:
             text = self.client.apply_template(question.messages)
         served = self.client.tokenize(text, add_special=True, parse_special=True)
-        if served == list(ids):
+        if served == ids:
             return
         pairs = enumerate(zip(served, ids, strict=False))
         place = next((at for at, (one, other) in pairs if one != other), min(len(served), len(ids)))
         raise RunError(
             f"the server reads a question otherwise than training did, from position {place} on",
             where=f"question {question.id}", found=f"ids {served[place : place + 6]} of {len(served)}",
-            expected=f"ids {list(ids)[place : place + 6]} of {len(ids)}, by {self.prompts.tokenizer.name}",
+            expected=f"ids {ids[place : place + 6]} of {len(ids)}, by {self.prompts.tokenizer.name}",
             next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
         )  # fmt: skip
 
-    def answer(self, ids: Sequence[int]) -> list[int]:
-        """The ids of the answer, without the one that ended it; none where the context has no room."""
-        if len(ids) >= self._ctx_size:
-            return []
-        found = self.client.completion(ids, max_tokens=self.max_answer_tokens)
-        return [one for one in found.get("tokens", []) if one not in self.prompts.stop_ids]
+    def answers(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+        """Yield each prompt's number and the ids of its answer, without the one that ended it, in their order.
+
+        A prompt that leaves no room in the context has no answer.
+        """
+        for number, ids in enumerate(prompts):
+            if len(ids) >= self.context_tokens:
+                yield number, []
+                continue
+            found = self.client.completion(ids, max_tokens=self.max_answer_tokens)
+            yield number, [one for one in found.get("tokens", []) if one not in self.prompts.stop_ids]
 
     def logprobs(self, prompt: Sequence[int], options: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probability in nats of each option after the prompt, token by token."""
-        known: dict[tuple[int, ...], dict[int, float]] = {}
-        totals = []
-        for option in options:
-            total = 0.0
-            for place, token in enumerate(option):
-                total += self._logprob(tuple(prompt) + tuple(option[:place]), token, known)
-            totals.append(total)
-        return totals
+        """The log-probability in nats of each option after the prompt."""
+        return [sum(self.client.given_logprobs(prompt, option) or self._one_by_one(prompt, option))
+                for option in options]  # fmt: skip
 
-    def _logprob(self, before: tuple[int, ...], token: int, known: dict) -> float:
-        for top in (_LIKELIEST, self.prompts.tokenizer.vocab_size):
-            if token not in known.get(before, {}):
-                known[before] = dict(self.client.top_logprobs(before, top))
-        if token not in known[before]:
-            raise UserError("the server does not know an option's token", found=token, expected="one of its vocabulary")
-        return known[before][token]
+    def _one_by_one(self, prompt: Sequence[int], option: Sequence[int]) -> Iterator[float]:
+        for place, token in enumerate(option):
+            before = [*prompt, *option[:place]]
+            for top in (_LIKELIEST, self.prompts.tokenizer.vocab_size):
+                found = dict(self.client.top_logprobs(before, top, reuse=True))
+                if token in found:
+                    break
+            else:
+                raise UserError("the server does not know an option's token", found=token,
+                                expected="one of its vocabulary")  # fmt: skip
+            yield found[token]

@@ -4,26 +4,33 @@ Owns the figures of an exam: agreement (right answers by questions, what cannot 
 check, and for choices the calibration. Who answers is handed in: PyTorch or a server.
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from training.core.errors import RunError, UserError
 from training.core.progress import Progress
 from training.evaluation import calibration, thresholds
 from training.evaluation.conditions import Identity
 from training.evaluation.exam import Exam, Question
 from training.evaluation.kept import Partial
-from training.evaluation.rendering import Prompts
+from training.evaluation.rendering import Asked, Prompts
 from training.evaluation.scorers import normalised
 
 
-def sit(exam: Exam, prompts: Prompts, answerer, identity: Identity, label: str) -> dict:
-    """Ask every question that has no answer yet and return `{"score", "answers"}`.
+def sit(exam: Exam, asked: Sequence[Asked], prompts: Prompts, answerer, identity: Identity, label: str) -> dict:
+    """Ask every question that has no answer yet and return `{"score", "answers", "left_out"}`.
 
-    `answerer` is an `Answerer` of PyTorch or a `ServedAnswerer`.
+    Args:
+        asked: the exam's questions as ids, in their order.
+        answerer: an `Answerer` of PyTorch or a `ServedAnswerer`.
+
+    Raises UserError where a choice does not fit into the model's context, RunError where its log-probabilities are no
+    numbers.
     """
     partial, by_id = Partial(identity), {question.id: question for question in exam.questions}
     scored = {key: _scored(exam, by_id[key], found) for key, found in partial.answers.items()}
-    waiting = [question for question in exam.questions if question.id not in scored]
+    waiting = [one for one in asked if one.question.id not in scored]
     ask = _choose if exam.scorer.name == "choice" else _answer
     with Progress(f"exam {exam.name}, {label}", len(exam.questions), "question", done=len(scored)) as progress:
         for found in ask(waiting, prompts, answerer):
@@ -31,28 +38,28 @@ def sit(exam: Exam, prompts: Prompts, answerer, identity: Identity, label: str) 
             scored[found["id"]] = _scored(exam, by_id[found["id"]], found)
             progress.advance(1, f"agreement {sum(one['right'] for one in scored.values())}/{len(scored)}")
     answers = [scored[question.id] for question in exam.questions]
-    return {"score": score(exam, answers), "answers": answers}
+    return {"score": score(exam, answers), "answers": answers, "left_out": exam.left_out}
 
 
-def _answer(questions: Sequence[Question], prompts: Prompts, answerer):
-    ids = [prompts.ids(question) for question in questions]
-    if hasattr(answerer, "require_same_ids"):
-        for question, one in zip(questions, ids, strict=True):
-            answerer.require_same_ids(question, one)
-            yield {"id": question.id, "text": prompts.answer(answerer.answer(one))}
-        return
-    for number, found in answerer.answers(ids):
-        yield {"id": questions[number].id, "text": prompts.answer(found)}
+def _answer(asked: Sequence[Asked], prompts: Prompts, answerer) -> Iterator[dict]:
+    for number, found in answerer.answers([one.ids for one in asked]):
+        yield {"id": asked[number].question.id, "text": prompts.answer(found)}
 
 
-def _choose(questions: Sequence[Question], prompts: Prompts, answerer):
-    for question in questions:
-        ids = prompts.ids(question)
-        if hasattr(answerer, "require_same_ids"):
-            answerer.require_same_ids(question, ids)
-        nats = answerer.logprobs(ids, prompts.options(question))
+def _choose(asked: Sequence[Asked], _: Prompts, answerer) -> Iterator[dict]:
+    if too_long := [one for one in asked if one.num_tokens > answerer.context_tokens]:
+        raise UserError(
+            "a choice does not fit into the model's context", where=f"question {too_long[0].question.id}",
+            found=f"{too_long[0].num_tokens} tokens with its longest option; {len(too_long)} such questions",
+            expected=f"at most {answerer.context_tokens} tokens",
+        )  # fmt: skip
+    for one in asked:
+        nats, question = answerer.logprobs(one.ids, one.options), one.question
+        if not all(map(math.isfinite, nats)):
+            raise RunError("the model gives no probabilities", where=f"question {question.id}", found=f"{nats}",
+                           expected="numbers; its weights have diverged")  # fmt: skip
         best = max(range(len(nats)), key=nats.__getitem__)
-        yield {"id": question.id, "text": question.options[best], "logprobs": [round(one, 6) for one in nats]}
+        yield {"id": question.id, "text": question.options[best], "logprobs": [round(nat, 6) for nat in nats]}
 
 
 def _scored(exam: Exam, question: Question, found: dict) -> dict:

@@ -106,7 +106,7 @@ def _folder(folder: Path) -> Subject:
 
 def _gguf(reference: str) -> Subject:
     path = paths.model_file(reference)
-    beside = path.with_name(path.name.removesuffix(".gguf") + ".manifest.json")
+    beside = paths.gguf_manifest(path)
     manifest = files.read_json(beside) if beside.is_file() else {}
     if manifest:
         files.verify_file(path, manifest)

@@ -20,9 +20,14 @@ DRAWS = Threshold(
     1000, "resamples of the paired bootstrap", "Efron and Tibshirani 1993, section 13.3; the seed is fixed"
 )
 BOOTSTRAP_SEED = Threshold(7, "which resamples are drawn", "train-round: the evaluation's seed stays fixed")
+SIGN_FLIPS = Threshold(
+    9999, "patterns of signs of the paired randomization test; all of them where there are no more",
+    "Edgington and Onghena 2007, chapter 3; a random set counts the observed one too (Phipson and Smyth 2010)",
+)  # fmt: skip
 CONFIDENCE = Threshold(0.95, "the share of the draws inside an interval", "convention")
 BETTER_ABOVE = Threshold(
-    0.0, "the whole interval of the difference lies above it: better; below it: worse; else the same",
+    0.0, "the whole interval of the difference lies above it: better; below it: worse; else the same; and no pattern "
+    "of signs is as far from it but one in twenty (1 - CONFIDENCE)",
     "train-round: finishing is not winning, a round that cannot show a win is not promoted",
 )  # fmt: skip
 FORGOTTEN_SHARE = Threshold(

@@ -1,11 +1,13 @@
 """Better, same, worse or forgot: two models' measurements on the same papers, judged by `thresholds` alone.
 
 The headline decides: the exam where there is one, else the bits per byte of the first split. Its whole interval above
-`BETTER_ABOVE` is better, below it worse, else the same. An exam that is the same is worse where a split's loss is: an
-exam that nobody passes hides what was lost. A collapse is worse whatever the figures say. Forgot is a guard set that
-lost more than it may, beyond its interval, where the headline is not worse.
+`BETTER_ABOVE` is better, below it worse, else the same; the same too where so few records differ that chance explains
+it (`bootstrap`). An exam that is the same is worse where a split's loss is: an exam that nobody passes hides what was
+lost. A collapse is worse whatever the figures say. Forgot is a guard set that lost more than it may, beyond its
+interval alone (a false alarm costs a look, a miss the model), where the headline is not worse.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +37,8 @@ class Comparison:
     low: float
     high: float
     probability_better: float
+    p_value: float
+    num_differing: int
     num_records: int
     differing: tuple[str, ...]
     gained: tuple[dict, ...] = ()
@@ -48,9 +52,14 @@ class Comparison:
         """The figures for people: `agreement 0.0200 -> 0.3100, better by +0.2900 (+0.2200 to +0.3600), ...`."""
         return (
             f"{self.metric} {self.before:.4f} -> {self.after:.4f}, better by {self.improvement:+.4f} "
-            f"({self.low:+.4f} to {self.high:+.4f}), probability {self.probability_better:.3f}, "
-            f"{self.num_records} {'questions' if self.metric == 'agreement' else 'rows'}"
+            f"({self.low:+.4f} to {self.high:+.4f}), probability {self.probability_better:.3f}, p {self.p_value:.4f}, "
+            f"{self.records}"
         )
+
+    @property
+    def records(self) -> str:
+        """What it rests on, for people: `40 questions`."""
+        return f"{self.num_records} {'questions' if self.metric == 'agreement' else 'rows'}"
 
 
 @dataclass(frozen=True)
@@ -90,24 +99,36 @@ def judge(before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collec
 
     Raises UserError where they share no paper, or were measured under other conditions than `allowed` names.
     """
+    differing = require_comparable(_identities(before), _identities(after), allowed)
+    comparisons = tuple(_compared(role, before[role], after[role], names) for role, names in differing.items())
+    headline = EXAM if EXAM in differing else next(role for role in differing if role != GUARD)
+    collapse = after[EXAM]["score"]["collapse"] if EXAM in differing else None
+    verdict, reasons = _decide({one.role: one for one in comparisons}, headline, collapse)
+    return Judgement(verdict, tuple(reasons), headline, comparisons, collapse)
+
+
+def require_comparable(
+    before: Mapping[str, Identity], after: Mapping[str, Identity], allowed: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """What of the conditions differs and is allowed, by the roles that both models have.
+
+    It can be asked before anything is measured. Raises UserError where they share no paper, or anything else differs.
+    """
     roles = [role for role in after if role in before]
     if not set(roles) - {GUARD}:
         raise UserError(
             "the two have no measurement in common", found=", ".join(after) or "none", expected=", ".join(before),
             next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
         )  # fmt: skip
-    comparisons = tuple(compare(role, before[role], after[role], allowed) for role in roles)
-    headline = EXAM if EXAM in roles else next(role for role in roles if role != GUARD)
-    collapse = after[EXAM]["score"]["collapse"] if EXAM in roles else None
-    verdict, reasons = _decide({one.role: one for one in comparisons}, headline, collapse)
-    return Judgement(verdict, tuple(reasons), headline, comparisons, collapse)
+    return {role: tuple(conditions.require_comparable(before[role], after[role], allowed)) for role in roles}
 
 
-def compare(role: str, before: dict, after: dict, allowed: Collection[str] = ()) -> Comparison:
-    """Compare two measurements of one paper. Raises UserError as `conditions.require_comparable` does."""
-    one, other = (Identity.from_json(each["identity"]) for each in (before, after))
-    differing = tuple(conditions.require_comparable(one, other, allowed))
-    if one.paper["kind"] == "exam":
+def _identities(measured: Mapping[str, dict]) -> dict[str, Identity]:
+    return {role: Identity.from_json(one["identity"]) for role, one in measured.items()}
+
+
+def _compared(role: str, before: dict, after: dict, differing: tuple[str, ...]) -> Comparison:
+    if before["identity"]["paper"]["kind"] == "exam":
         return _of_answers(role, before["answers"], after["answers"], differing)
     return _of_rows(role, before["rows"], after["rows"], differing)
 
@@ -119,7 +140,8 @@ def _of_answers(role: str, before: list[dict], after: list[dict], differing: tup
              for gain in (True, False)]  # fmt: skip
     return Comparison(
         role, "agreement", found.before, found.after, found.difference, found.low, found.high,
-        found.probability_higher, found.num_records, differing, tuple(flips[0]), tuple(flips[1]),
+        found.probability_higher, found.p_value, found.num_differing, found.num_records, differing, tuple(flips[0]),
+        tuple(flips[1]),
     )  # fmt: skip
 
 
@@ -142,16 +164,17 @@ def _of_rows(role: str, before: list, after: list, differing: tuple[str, ...]) -
     found = bootstrap.paired(sums[0][:, 0], sums[1][:, 0], sums[0][:, column], scale)
     return Comparison(
         role, metric, found.before, found.after, -found.difference, -found.high, -found.low,
-        1 - found.probability_higher, found.num_records, differing,
+        1 - found.probability_higher, found.p_value, found.num_differing, found.num_records, differing,
     )  # fmt: skip
 
 
 def _decide(found: dict[str, Comparison], headline: str, collapse: dict | None) -> tuple[str, list[str]]:
-    main, least = found[headline], thresholds.BETTER_ABOVE.value
-    verdict = BETTER if main.low > least else WORSE if main.high < -least else SAME
-    interval = f"{main.low:+.4f} to {main.high:+.4f}"
+    main = found[headline]
+    verdict = _direction(main)
+    interval = f"{main.low:+.4f} to {main.high:+.4f}, p {main.p_value:.4f}"
     reasons = [f"{headline}: {main.metric} is {verdict}, the interval of the gain is {interval}"]
-    lost = [one for role, one in found.items() if role not in (headline, GUARD) and one.high < -least]
+    reasons += [told for one in found.values() if (told := _too_few(one, verdict == SAME and one is main))]
+    lost = [one for role, one in found.items() if role not in (headline, GUARD) and _direction(one) == WORSE]
     if verdict == SAME and lost:
         verdict = WORSE
         reasons += [
@@ -166,6 +189,27 @@ def _decide(found: dict[str, Comparison], headline: str, collapse: dict | None) 
         reasons.append(f"forgot: the guard set's {guard.metric} fell from {guard.before:.4f} to {guard.after:.4f}")
         return (WORSE if verdict == WORSE else FORGOT), reasons
     return verdict, reasons
+
+
+def _direction(one: Comparison) -> str:
+    """Better or worse where the whole interval says so and chance does not explain it, else the same."""
+    if one.p_value > 1 - thresholds.CONFIDENCE.value:
+        return SAME
+    least = thresholds.BETTER_ABOVE.value
+    return BETTER if one.low > least else WORSE if one.high < -least else SAME
+
+
+def _too_few(one: Comparison, is_same: bool) -> str | None:
+    """What so many records cannot show, in a line; None where that is nothing worth a word.
+
+    Even where each record that differs says the same, p is 2^(1 - k) of k of them.
+    """
+    fewest = math.ceil(1 - math.log2(1 - thresholds.CONFIDENCE.value))
+    if one.num_records < fewest:
+        return f"{one.role}: {one.records} are too few to show any difference; at least {fewest} must differ"
+    if is_same and one.metric == "agreement":
+        return f"{one.role}: {one.records} show no gain below {fewest / one.num_records:.3f}"
+    return None
 
 
 def _forgot(guard: Comparison) -> bool:

@@ -6,16 +6,12 @@ machine. `verify` is the one place where a file's bytes are held against it.
 
 from pathlib import Path
 
-from training.core import files
+from training.core import files, paths
 from training.core.errors import IntegrityError
 
 KIND, ADAPTER_KIND = "gguf", "gguf-adapter"
 _EXPORT = "make export-gguf CHECKPOINT=latest ARGS=--force"
-
-
-def path_of(gguf: Path) -> Path:
-    """`tiny-Q8_0.manifest.json` of `tiny-Q8_0.gguf`."""
-    return gguf.with_name(gguf.name.removesuffix(".gguf") + ".manifest.json")
+path_of = paths.gguf_manifest
 
 
 def read(gguf: Path) -> dict:

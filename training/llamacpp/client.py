@@ -104,6 +104,25 @@ class Client:
         entries = answer["completion_probabilities"][0]["top_logprobs"]
         return [(entry["id"], entry["logprob"]) for entry in entries[:top]]
 
+    def given_logprobs(self, prompt_ids: Sequence[int], given_ids: Sequence[int]) -> list[float] | None:
+        """The log-probability in nats of each of the given next tokens after those before it, in one request.
+
+        A grammar of token ids allows nothing else, and the server reports what its softmax over the whole vocabulary
+        says before any sampler; it keeps what it has computed of a common beginning. None where it cannot spell the
+        tokens so (one that ends inside a UTF-8 character). Source: llama.cpp `grammars/README.md`, Tokens.
+        """
+        grammar = "root ::= " + " ".join(f"<[{int(token)}]>" for token in given_ids)
+        try:
+            answer = self.completion(
+                prompt_ids, max_tokens=len(given_ids), n_probs=1, grammar=grammar, cache_prompt=True
+            )  # fmt: skip
+        except RunError:
+            return None
+        entries = answer.get("completion_probabilities", [])
+        if [entry["id"] for entry in entries] != list(given_ids):
+            return None
+        return [entry["logprob"] for entry in entries]
+
     def _call(self, method: str, route: str, body: dict | None = None, timeout_seconds: float | None = None) -> dict:
         limit = timeout_seconds or self.timeout_seconds
         try:

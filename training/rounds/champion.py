@@ -15,6 +15,7 @@ from training.core import files, locks, paths
 from training.core.errors import IntegrityError, UserError
 from training.rounds import history
 
+PUT_BACK = "put the file back from a copy"
 _VARIABLES = ("LLAMA_GPU_MODEL", "LLAMA_CPU_MODEL")
 
 
@@ -93,23 +94,22 @@ def current() -> dict | None:
             "champion.gguf is not the champion of the history", where=link(), found=_target() or "no link",
             expected=entry["model"], next_command="make rollback",
         )  # fmt: skip
-    require_file(entry)
+    require_file(entry, "make rollback" if history.before(entries) else PUT_BACK)
     return entry
 
 
-def require_file(entry: dict) -> Path:
-    """The file of an entry, its bytes verified. Raises IntegrityError where it is gone or has changed."""
+def require_file(entry: dict, next_command: str) -> Path:
+    """The file of an entry, its bytes verified. Raises IntegrityError, with what to do, where it is gone or changed."""
     model = paths.model_path(entry["model"])
     if not model.is_file():
         raise IntegrityError(
             "the champion's file is gone", where=model, found="nothing",
-            expected=f"sha256 {files.short(entry['sha256_model'])}",
-            next_command="make rollback",
+            expected=f"sha256 {files.short(entry['sha256_model'])}", next_command=next_command,
         )  # fmt: skip
     if files.sha256_file(model) != entry["sha256_model"]:
         raise IntegrityError(
             "the champion's file has changed", where=model, found="other bytes",
-            expected=f"sha256 {files.short(entry['sha256_model'])}", next_command="make rollback",
+            expected=f"sha256 {files.short(entry['sha256_model'])}", next_command=next_command,
         )  # fmt: skip
     return model
 

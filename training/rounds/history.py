@@ -34,7 +34,7 @@ def read() -> list[dict]:
             raise _broken(number, str(error)) from error
         if not isinstance(entry, dict) or entry.get("number") != number or entry.get("before") != before:
             raise _broken(number, "another number, or another line before it")
-        if entry.get("sha256") != digest(entry):
+        if not files.is_sealed(entry):
             raise _broken(number, "another hash than its own")
         entries.append(entry)
         before = entry["sha256"]
@@ -49,15 +49,19 @@ def _broken(number: int, found: str) -> IntegrityError:
     )  # fmt: skip
 
 
-def digest(entry: dict) -> str:
-    """The hash of an entry over everything but itself."""
-    return files.sha256_json({key: value for key, value in entry.items() if key != "sha256"})
+def before(entries: list[dict]) -> dict | None:
+    """The entry that the champion of now took over from, rollbacks followed to where they led."""
+    if not entries:
+        return None
+    place = entries[-1]
+    while place["kind"] == ROLLBACK:
+        place = entries[place["to"] - 1]
+    return entries[place["number"] - 2] if place["number"] > 1 else None
 
 
 def following(entries: list[dict], body: dict) -> dict:
     """The entry that would come next."""
-    entry = {"number": len(entries) + 1, "before": entries[-1]["sha256"] if entries else _START, **body}
-    return entry | {"sha256": digest(entry)}
+    return files.sealed({"number": len(entries) + 1, "before": entries[-1]["sha256"] if entries else _START, **body})
 
 
 def append(entry: dict) -> None:

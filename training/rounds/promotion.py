@@ -2,10 +2,11 @@
 
 Refused: a run that is still running, a model that was not measured, a tie, a loss, a collapse, something forgotten, a
 parity that failed, a broken chain, other papers than the champion was judged on. The first champion is what is served
-now, measured first; nobody is promoted against nothing.
+now, measured first; nobody is promoted against nothing. A champion's papers are one exam and, where there was one, one
+guard set: those that the first contender was measured on last.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from training.rounds.steps import options
 from training.runs.folder import RUN_FILE, RunFolder
 
 Papers = dict[str, dict]
+Measure = Callable[[Path, list[str]], None]
+"""Measures a GGUF, with the arguments of `evaluate` that say on what."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,10 @@ class Contender:
         return str(paths.container_path(self.path))
 
 
-def promote(
-    reference: str, measure: Callable[[Path, str | None, str | None, int | None], None], *, dry_run: bool = False
-) -> dict:
+def promote(reference: str, measure: Measure, *, dry_run: bool = False) -> dict:
     """Make a model the champion, or raise why not. Returns `{"entry", "judgement", "first", "champion"}`.
 
-    Args:
-        measure: measures a GGUF on an exam and a guard set, given as references; called for the first champion alone.
+    `measure` is called for the first champion alone.
     """
     champion.require_link_is_served()
     with champion.changing(f"promote {reference}"):
@@ -67,13 +67,13 @@ def rollback(*, dry_run: bool = False) -> dict:
     champion.require_link_is_served()
     with champion.changing("rollback"):
         entries = history.read()
-        before = _before(entries)
+        before = history.before(entries)
         if before is None:
             raise UserError(
                 "there is no champion to go back to", where=history.path(), found=f"{len(entries)} entries",
                 expected="a promotion", next_command="make serve-status",
             )  # fmt: skip
-        model = champion.require_file(before)
+        model = champion.require_file(before, f"{champion.PUT_BACK}, then make rollback")
         kept_keys = ("model", "sha256_model", "papers", "weights_sha256")
         body = {"kind": history.ROLLBACK, "when": utc_stamp(), **{key: before[key] for key in kept_keys},
                 "to": before["number"], "instead_of": entries[-1]["model"]}  # fmt: skip
@@ -81,16 +81,6 @@ def rollback(*, dry_run: bool = False) -> dict:
         if not dry_run:
             champion.move(model, entry)
         return {"entry": entry, "from": entries[-1], "to": before}
-
-
-def _before(entries: list[dict]) -> dict | None:
-    """The entry that the champion of now took over from, rollbacks followed to where they led."""
-    if not entries:
-        return None
-    place = entries[-1]
-    while place["kind"] == history.ROLLBACK:
-        place = entries[place["to"] - 1]
-    return entries[place["number"] - 2] if place["number"] > 1 else None
 
 
 # ---- the contender
@@ -128,14 +118,19 @@ def _require_ended(made: dict) -> None:
 
 
 def _papers(sha256: str) -> Papers:
-    """The measurements of a file, by the hash of their paper; the newest of each."""
-    return {files.sha256_json(one["identity"]["paper"]): one for one in kept.of_model(sha256)}
+    """The measurements of a file, by the hash of their paper; the newest of each, and the newest last."""
+    found: Papers = {}
+    for one in kept.of_model(sha256):
+        key = files.sha256_json(one["identity"]["paper"])
+        found.pop(key, None)
+        found[key] = one
+    return found
 
 
 # ---- the champion of now
 
 
-def _first(contender: Contender, measure: Callable) -> dict:
+def _first(contender: Contender, measure: Measure) -> dict:
     """The entry of the first champion: what is served now, measured on the contender's papers."""
     from training.serving import control
 
@@ -152,24 +147,36 @@ def _first(contender: Contender, measure: Callable) -> dict:
     if sha256 == contender.manifest["sha256"]:
         raise UserError("the model is the one that is served now, so it has beaten nobody", where=contender.name,
                         expected="the model before it in service", next_command="make serve-status")  # fmt: skip
-    held = _papers(sha256)
-    missing = [paper for key, paper in contender.measured.items() if key not in held]
-    if missing:
-        measure(served, *_references(missing))
-        held = _papers(sha256)
-    shared = [key for key in contender.measured if key in held]
+    papers = _newest(contender.measured)
+    if papers.keys() - _papers(sha256).keys():
+        measure(served, _asked_for(papers.values()))
+    if missing := [paper for key, paper in papers.items() if key not in _papers(sha256)]:
+        raise RunError(
+            "what is served now could not be measured on the same questions", where=paths.container_path(served),
+            found="no " + ", ".join(_told(one["identity"]["paper"]) for one in missing),
+            expected="the exam and the guard set as they were when the model was measured",
+            next_command=_measure_command(contender.name, papers.values()),
+        )  # fmt: skip
     body = {
         "kind": history.FIRST, "when": utc_stamp(), "model": str(paths.container_path(served)), "sha256_model": sha256,
-        "weights_sha256": None, "papers": [contender.measured[key]["identity"]["paper"] for key in shared],
+        "weights_sha256": None, "papers": [one["identity"]["paper"] for one in papers.values()],
     }  # fmt: skip
     return history.following([], body)
 
 
-def _references(papers: list[dict]) -> tuple[str | None, str | None, int | None]:
-    """The exam, the guard set and the exam's number of questions, as `evaluate` takes them."""
+def _newest(measured: Papers) -> Papers:
+    """The newest exam and the newest guard set of measurements, which are in the order of their making."""
+    by_role = {one["role"]: key for key, one in measured.items()}
+    return {key: measured[key] for role, key in by_role.items() if role in (EXAM, GUARD)}
+
+
+def _asked_for(papers: Iterable[dict]) -> list[str]:
+    """The arguments of `evaluate` that ask for the papers of measurements."""
     asked = {one["role"]: one for one in papers}
     exam, guard = (asked[role]["reference"] if role in asked else None for role in (EXAM, GUARD))
-    return exam, guard, asked[EXAM]["identity"]["paper"]["num_questions"] if exam else None
+    config = next((one["config"] for one in asked.values() if one.get("config")), None)
+    count = asked[EXAM]["identity"]["paper"]["num_questions"] if exam else None
+    return options(("--config", config), ("--exam", exam), ("--questions", count), ("--guard", guard))
 
 
 def _require_measured(contender: Contender) -> None:
@@ -192,13 +199,13 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
             "the model was measured on other data than the champion was judged on", where=contender.name,
             found=", ".join(_told(one["identity"]["paper"]) for one in contender.measured.values()),
             expected=", ".join(_told(paper) for paper in wanted.values()) or "a champion that was measured",
-            next_command=_measure_command(contender.name, list(held.values())),
+            next_command=_measure_command(contender.name, _of_papers(held, wanted)),
         )  # fmt: skip
     if gone := [paper for key, paper in wanted.items() if key not in held]:
         raise IntegrityError(
             "the champion's own measurement is gone", where=kept.folder(), found="nothing",
             expected=", ".join(_told(paper) for paper in gone),
-            next_command=_measure_command(holder["model"], list(contender.measured.values())),
+            next_command=_measure_command(holder["model"], _of_papers(contender.measured, wanted)),
         )  # fmt: skip
     by_role = {contender.measured[key]["role"]: key for key in wanted}
     judgement = verdict.judge(
@@ -214,11 +221,13 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
     return judgement
 
 
-def _measure_command(model: str, measured: list[dict]) -> str:
+def _of_papers(measured: Papers, wanted: Iterable[str]) -> list[dict]:
+    return [measured[key] for key in wanted if key in measured]
+
+
+def _measure_command(model: str, measured: Iterable[dict]) -> str:
     """The command that measures a model on the papers of measurements."""
-    exam, guard, count = _references(measured)
-    asked = options(("--exam", exam), ("--questions", count), ("--guard", guard))
-    return make_command("evaluate", *asked, CHECKPOINT=model)
+    return make_command("evaluate", *_asked_for(measured), CHECKPOINT=model)
 
 
 def _told(paper: dict) -> str:

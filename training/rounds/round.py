@@ -110,9 +110,7 @@ class Round:
 
     def _evaluate(self, key: str, title: str, reference: str) -> dict:
         """Measure one model in a process of its own; its record."""
-        plan, arguments = self.plan, ["evaluate", reference]
-        if not reference.endswith(".gguf"):
-            arguments += ["--config", str(self.folder / RECIPE)]
+        plan, arguments = self.plan, ["evaluate", reference, "--config", str(self.folder / RECIPE)]
         arguments += options(("--exam", plan.exam), ("--guard", plan.guard), ("--questions", plan.num_questions))
         return self._step(key, title, arguments)["records"][0]
 

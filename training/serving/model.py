@@ -63,7 +63,7 @@ def check(path: Path, *, manifest_required: bool, service: str) -> ModelFile:
 
 
 def _manifest(path: Path, required: bool, service: str) -> dict | None:
-    place = path.with_suffix(".manifest.json")
+    place = paths.gguf_manifest(path)
     if not place.is_file() and not required:
         return None
     if not place.is_file():

@@ -1,0 +1,61 @@
+"""The two runs that docs/evaluation.md shows, by its own commands with fewer steps and questions: a base that learns a
+task, and a learning rate far too high that the gate refuses.
+
+The exam is too short here to tell, so the loss on the test split is what is looked at: it falls, and it rises.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REAL_CACHE
+from training.core import paths
+from training.llamacpp.server import free_port
+
+PAGE = paths.REPOSITORY / "docs" / "evaluation.md"
+SHORTER = {
+    "--draw-eval 120": "--draw-eval 12", "--questions 60": "--questions 4 evaluate.records=4",
+    "--guard drawn ": "", "--docstrings": "--docstrings --draw 200",
+}  # fmt: skip
+
+
+def shown() -> list[str]:
+    """The page's commands on docstrings, in its order."""
+    return re.findall(r"^    (make (?:data-prepare|round) .*docstrings.*)$", PAGE.read_text(), flags=re.M)
+
+
+def test_the_page_shows_the_data_a_good_round_and_a_bad_one():
+    targets = [command.split()[1] for command in shown()]
+    assert targets == ["data-prepare", "round", "round"] and "optimizer.lr=" in shown()[2]
+    assert all(part in " ".join(shown()) for part in SHORTER), "what is made shorter stands in the page"
+
+
+@pytest.mark.slow
+def test_a_base_learns_the_task_and_a_bad_run_is_refused(smollm2: Path, monkeypatch: pytest.MonkeyPatch):
+    if not (REAL_CACHE / "llama.cpp").exists():
+        pytest.fail("the pinned llama.cpp has not been fetched; next: make export-build")
+    paths.roots().cache.mkdir(parents=True, exist_ok=True)
+    (paths.roots().cache / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")
+    monkeypatch.setenv("TRAINYARD_PORT", str(free_port()))
+    data, good, bad = (run(command) for command in shown())
+    assert data["report"]["exit_code"] == 0
+    for document, direction in ((good, 1), (bad, -1)):
+        test = next(one for one in document["verdict"]["comparisons"] if one["role"] == "test")
+        assert direction * test["improvement"] > 0 and test["p_value"] <= 0.05, test
+    assert good["model"] and good["served"]["exam"]["num_questions"] == 4, good["notes"]
+    assert bad["report"]["exit_code"] == 4 and bad["verdict"]["verdict"] == "worse" and bad["beat"] is False
+
+
+def run(command: str) -> dict:
+    """Run a command of the page in its short form; its document."""
+    for long, short in SHORTER.items():
+        command = command.replace(long, short)
+    steps = " stop.max_steps=6" if " round " in command and "stop.max_steps" not in command else ""
+    command = re.sub(r'ARGS="(.*)"', rf'ARGS="\1{steps} --json"', command)
+    done = subprocess.run(["bash", "-c", command], cwd=paths.REPOSITORY, env=os.environ, capture_output=True, text=True)
+    assert done.stdout.strip(), done.stderr[-3000:]
+    return json.loads(done.stdout)
