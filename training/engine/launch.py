@@ -18,6 +18,7 @@ from training.engine.pulse import Pulse
 from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
+from training.recipe.model import Recipe
 from training.runs.folder import STATE_KIND, RunFolder, all_runs
 
 _logger = logging.getLogger(__name__)
@@ -74,16 +75,23 @@ def _one_of(key: str, name: str) -> contextlib.AbstractContextManager[int]:
 
 def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tuple[RunFolder, dict]:
     """Make a run and train it."""
-    recipe, peak = resolved.recipe, fitting.estimate.peak
+    recipe = resolved.recipe
     run = RunFolder.create(recipe.name, {
         "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
         "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
-        # what the recorded peak is held against: the tensors on a GPU, else the whole process
-        "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
+        "estimate_bytes": _held_against(recipe, fitting),
     })  # fmt: skip
     kept.write(resolved, run.path / "recipe.yaml")
     _logger.info("run %s", run.id)
     return run, _in_turn(run)
+
+
+def _held_against(recipe: Recipe, fitting: fit.Fit) -> int | None:
+    """What the recorded peak is held against: the tensors on a GPU, else the whole process; the native step's alone."""
+    peak = fitting.estimate.peak
+    if recipe.backend != "native":
+        return None
+    return peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes
 
 
 def _reused(run: RunFolder) -> tuple[dict, bool]:

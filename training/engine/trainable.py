@@ -3,6 +3,7 @@
 from training.calculator import devices
 from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
+from training.engine.backends import contract as backends
 from training.objectives import registry
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
@@ -33,6 +34,7 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         + _float16(resolved)
         + training_problems(resolved)
         + registry.of(recipe.method).problems(resolved)
+        + backends.of(recipe.backend).problems(resolved)
     )
 
 
