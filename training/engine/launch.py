@@ -13,6 +13,7 @@ from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
 from training.engine import environment, supervisor, trainable
+from training.engine.backends import contract as backends
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.pulse import Pulse
 from training.objectives import registry
@@ -136,9 +137,10 @@ def _leave(run: RunFolder, **changes: str) -> None:
 
 def train(run: RunFolder, pulse: Pulse) -> dict:
     """The engine's part: train the run to its end in this process; returns its summary."""
+    resolved = _kept_recipe(run)
+    backends.of(resolved.recipe.backend).prepare()
     from training.engine.trainer import Trainer
 
-    resolved = _kept_recipe(run)
     return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record()), pulse).run()
 
 

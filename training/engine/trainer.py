@@ -33,7 +33,7 @@ from training.engine.pulse import STAGES, Pulse
 from training.engine.requests import CANCEL, PAUSE, Requests
 from training.engine.saver import Saver
 from training.engine.state import TrainState
-from training.objectives import registry
+from training.objectives import liger_loss, registry
 from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
 from training.runs.course import UNLIMITED_STEPS
@@ -93,6 +93,8 @@ class Trainer(Hooks):
         self.trainee = backend.build(
             self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
         )  # fmt: skip
+        if self.recipe.memory.loss_kernel == "liger":
+            liger_loss.put_in(self.trainee.model)
         memory_cap.of_process(self.recipe.memory.cap, self.device)
         self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)

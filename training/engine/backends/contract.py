@@ -43,6 +43,9 @@ class Backend(abc.ABC):
         """The versions of its packages, for the run's first event."""
         return {name: importlib.metadata.version(name) for name in self.packages}
 
+    def prepare(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Import what has to come before torch's and transformers' models."""
+
     @abc.abstractmethod
     def build(self, recipe: Recipe, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype) -> Trainee:
         """The model to train, on its device."""
@@ -86,16 +89,16 @@ def _limits(recipe: Recipe) -> Iterator[tuple[str, object, str, str]]:
     if memory.compile is not False:
         yield "memory.compile", str(memory.compile).lower(), "false", "is not compiled here"
     if memory.weights == "fp16":
-        yield "memory.weights", "fp16", "bf16, fp32 or nf4", "scales no loss here, without which float16 has no small gradients"
+        yield "memory.weights", "fp16", "bf16, fp32 or nf4", "scales no loss here, as float16's gradients need it"
 
 
-def missing(backend: str, packages: tuple[str, ...], next_command: str | None) -> list[TrainyardError]:
+def missing(backend: str, packages: tuple[str, ...], next_command: str) -> list[TrainyardError]:
     """An error for packages that are not there."""
     if not (absent := [name for name in packages if importlib.util.find_spec(name) is None]):
         return []
     return [
         MachineError(
             f"backend {backend} needs packages of its own", where="backend", found=f"no {', '.join(absent)}",
-            expected=f"the extra {backend}, in the .venv", next_command=next_command,
+            expected=", ".join(packages), next_command=next_command,
         )
     ]  # fmt: skip

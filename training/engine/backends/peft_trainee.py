@@ -1,10 +1,12 @@
-"""What TRL trains, as a trainee: a whole model, or PEFT's adapters beside a frozen one, in the files of our own methods.
+"""What TRL trains, as a trainee: a whole model, or PEFT's adapters beside a frozen one, in our own methods' files.
 
 Owns that PEFT's factors begin as the native method draws them, and stand in a checkpoint under the same names: a run of
 one backend is evaluated, exported and gone on from (`lora.from`) like one of another.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +18,8 @@ from training.objectives.trainee import Trainee
 from training.recipe.model import Recipe
 
 _ADAPTER = "default"
+
+Adapt = Callable[[torch.nn.Module, dict], torch.nn.Module]
 
 
 class WholeTrainee(Trainee):
@@ -47,19 +51,21 @@ class PeftTrainee(adapter.AdapterTrainee):
         return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe) -> PeftTrainee:
-    """Put PEFT's adapters into a model, drawn as the native ones are from the generator as it stands."""
-    import peft
+def adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe, adapt: Adapt | None = None) -> PeftTrainee:
+    """Put PEFT's adapters into a model, drawn as the native ones are from the generator as it stands.
 
+    Args:
+        adapt: what makes PEFT's model of a model and the settings; by default PEFT's own function.
+    """
     require_head(model)
     lora, names = recipe.lora, targets.find(model, recipe.lora.targets)
     _require_not_head(model, names)
     drawn = torch.get_rng_state()
-    config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets.suffixes(model, names),
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
-    trainee = PeftTrainee(peft.get_peft_model(model, config), base, recipe, names)
+    settings = {
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,
+        "target_modules": targets.suffixes(model, names),
+    }  # fmt: skip
+    trainee = PeftTrainee((adapt or _adapt)(model, settings), base, recipe, names)
     torch.set_rng_state(drawn)
     dtype = dtype_of(recipe.memory.adapter_dtype)
     for name in names:
@@ -67,6 +73,12 @@ def adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe) -> PeftTr
             factor.data = factor.data.to(dtype)
         adapter.draw(trainee.factors(name)[0])
     return trainee
+
+
+def _adapt(model: torch.nn.Module, settings: dict):
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(**settings, task_type="CAUSAL_LM"))
 
 
 def require_head(model: torch.nn.Module) -> None:

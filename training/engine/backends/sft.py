@@ -117,10 +117,11 @@ class _Trainer(trl.SFTTrainer):
         self._loop, self._nats = loop, []
         recipe, first = loop.recipe, loop.objective.batch(np.arange(1)).tensors
         on_cpu = next(model.parameters()).device.type == "cpu"
+        # layers that are computed again are so by the model's own setting
         arguments = trl.SFTConfig(
             **hugging_face.arguments(recipe, folder, on_cpu=on_cpu), max_steps=UNLIMITED_STEPS, logging_strategy="no",
             gradient_checkpointing=False, max_length=None, dataset_kwargs={"skip_prepare_dataset": True},
-        )  # fmt: skip  (layers that are computed again are so by the model's own setting)
+        )  # fmt: skip
         _ = arguments.device
         arguments._n_gpu = 1  # the model lies on one
         super().__init__(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from training.engine.backends import contract
 
+INSTALL = "make setup EXTRA=trl, then the same command with RUNTIME=local"
+
 
 class Trl(contract.Backend):
     packages = ("trl", "datasets")
 
     def problems(self, resolved):
-        return contract.missing("trl", self.packages, "make setup EXTRA=trl") + contract.foreign_problems(resolved)
+        return contract.missing("trl", self.packages, INSTALL) + contract.foreign_problems(resolved)
 
     def build(self, recipe, tokenizer, device, dtype):
         import torch
