@@ -10,6 +10,7 @@ Memory that runs out, and losses that are not finite, end the run: SFTTrainer ha
 import math
 import tempfile
 import time
+import warnings
 
 import datasets
 import numpy as np
@@ -117,13 +118,7 @@ class _Trainer(trl.SFTTrainer):
         self._loop, self._nats = loop, []
         recipe, first = loop.recipe, loop.objective.batch(np.arange(1)).tensors
         on_cpu = next(model.parameters()).device.type == "cpu"
-        # layers that are computed again are so by the model's own setting
-        arguments = trl.SFTConfig(
-            **hugging_face.arguments(recipe, folder, on_cpu=on_cpu), max_steps=UNLIMITED_STEPS, logging_strategy="no",
-            gradient_checkpointing=False, max_length=None, dataset_kwargs={"skip_prepare_dataset": True},
-        )  # fmt: skip
-        _ = arguments.device
-        arguments._n_gpu = 1  # the model lies on one
+        arguments = _arguments(recipe, folder, on_cpu)
         super().__init__(
             model, arguments, data_collator=loop._collate,
             train_dataset=datasets.Dataset.from_list([hugging_face.example(first)]),  # it looks at one row, no more
@@ -166,6 +161,19 @@ class _Trainer(trl.SFTTrainer):
         norm = super()._get_grad_norm(*args, **given)
         self._loop.before_update(self.take_nats(), float(norm))
         return norm
+
+
+def _arguments(recipe: Recipe, folder: str, on_cpu: bool) -> trl.SFTConfig:
+    """Steps without an end, which is the loop's matter; layers are computed again by the model's own setting."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the newer name would meet TRL's default of the older
+        arguments = trl.SFTConfig(
+            **hugging_face.arguments(recipe, folder, on_cpu=on_cpu), max_steps=UNLIMITED_STEPS, logging_strategy="no",
+            gradient_checkpointing=False, max_length=None, dataset_kwargs={"skip_prepare_dataset": True},
+        )  # fmt: skip
+    _ = arguments.device  # which counts the GPUs
+    arguments._n_gpu = 1  # the model lies on one
+    return arguments
 
 
 class _Ends(transformers.TrainerCallback):
