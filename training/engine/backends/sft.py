@@ -51,11 +51,11 @@ class SftLoop(Loop):
             return super().run(state)
 
     def _try(self, state: TrainState) -> None:
-        """A trial of the longest rows; it leaves moments of zero, and nothing else."""
+        """A trial of the longest rows, which leaves no trace."""
         allocate(self.optimizer)
         drawn, rows = generators.states(), trial.rows_of(self.recipe, self.objective)
-        batches, num_tokens = self._batches(rows)
-        for batch in batches:
+        num_tokens = self._on_device(self.objective.batch(rows).num_tokens)
+        for batch in self._batches(rows):
             self._trainer.training_step(self._wrapped, batch, num_tokens)
         self._trainer.take_nats()
         self._gradients.forget(drawn)
@@ -79,16 +79,16 @@ class SftLoop(Loop):
         self._state.step += 1
         self._rate = self._state.plan.rate(self._state.step)
         set_rate(self.optimizer, self._rate)
-        batches, num_tokens = self._batches(rows)
-        self._num_tokens, self._num_bytes = int(num_tokens), self.objective.batch(rows).num_bytes
-        return batches, num_tokens
+        self._whole = self.objective.batch(rows)
+        return self._batches(rows), self._on_device(self._whole.num_tokens)
 
-    def _batches(self, rows: np.ndarray) -> tuple[list[dict], torch.Tensor]:
+    def _batches(self, rows: np.ndarray) -> list[dict]:
         size = self.recipe.data.micro_batch
         examples = [hugging_face.example(self.objective.batch(rows[i : i + 1]).tensors) for i in range(len(rows))]
-        batches = [self._collate(examples[start : start + size]) for start in range(0, len(rows), size)]
-        labels = sum(int((batch["labels"] != -100).sum()) for batch in batches)
-        return batches, torch.tensor(labels, device=next(self.model.parameters()).device)
+        return [self._collate(examples[start : start + size]) for start in range(0, len(rows), size)]
+
+    def _on_device(self, number: int) -> torch.Tensor:
+        return torch.tensor(number, device=next(self.model.parameters()).device)
 
     def before_update(self, loss_nats: float, grad_norm: float) -> None:
         """Take the window's figures in. Raises RunError where one is not finite, before it is in a weight."""
@@ -101,9 +101,9 @@ class SftLoop(Loop):
 
     def step_is_done(self) -> bool:
         """Report the step, and do what is due after it; returns whether it was the last one."""
-        state = self._state
-        state.trained_tokens += self._num_tokens
-        score = Score(self._loss_nats * self._num_tokens, self._num_tokens, self._num_bytes)
+        state, num_tokens = self._state, self._whole.num_tokens
+        state.trained_tokens += num_tokens
+        score = Score(self._loss_nats * num_tokens, num_tokens, self._whole.num_bytes)
         result = StepResult(score, self._rate, self._grad_norm, time.monotonic() - self._started)
         self._asked = self._after(state, result)
         return self._asked is not None or state.stop_reason is not None
