@@ -145,6 +145,8 @@ def test_nothing_is_estimated_of_another_backends_step(world: Path, with_trl, mo
     told = [fit.fit(load(path, overrides)).estimate.assumptions for overrides in ((), ("backend=trl",))]
     (more,) = set(told[1]) - set(told[0])
     assert more.startswith("the step of backend native") and set(told[0]) < set(told[1])
+    assert main(["memfit", "--config", str(path), "backend=trl"]) == 0
+    assert "trl, whose step may take more" in capsys.readouterr().err
     _, run = train(path, "backend=trl", "stop.max_steps=2")
     assert "nothing is estimated" in capsys.readouterr().err
     assert summary(run)["estimate_bytes"] is None and history.of_device(devices.this_machine()) == ()
