@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL EXAM HOURS DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA
+GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL EXAM HOURS DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA EXTRA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -24,12 +24,15 @@ help: ## Print this help
 	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
 	@printf 'every option of a command: .venv/bin/python -m training COMMAND --help; one JSON document: ARGS=--json\n'
 
-setup: ## Make .venv from the lock file with hashes, once; made again when the lock changes (LOCK=cpu|cuda)
+setup: ## Make .venv from the lock file with hashes, once; made again when the lock changes (LOCK=cpu|cuda; EXTRA=trl|liger adds to it)
 	@cmp -s docker/$(LOCK).lock .venv/installed.lock || flock docker/$(LOCK).lock $(MAKE) --no-print-directory venv
+	@$(if $(EXTRA),.venv/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r "docker/$$EXTRA.lock" >&2 \
+	 || { echo "EXTRA=$$EXTRA could not be installed; docker/trl.lock and docker/liger.lock are those there are" >&2; exit 3; })
 
 .PHONY: venv
 venv:
 	@cmp -s docker/$(LOCK).lock .venv/installed.lock && exit 0; \
+	 grep -q '^torch==' docker/$(LOCK).lock || { echo "LOCK=$(LOCK) is no whole environment; next: make setup LOCK=cpu" >&2; exit 2; }; \
 	 "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 	  || { echo "Python 3.11 is needed, found: $$("$(PYTHON)" --version 2>&1); next: make setup PYTHON=/path/to/python3.11" >&2; exit 3; }; \
 	 echo "setting up .venv from docker/$(LOCK).lock (about a minute, 1.5 GB for cpu)" >&2; \

@@ -6,6 +6,8 @@ skipped by name, and with REQUIRE_DOCKER=1 that is a failure. So it is with `gpu
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
-from training.core import paths
+from training.core import files, paths
 from training.engine import base_fetch
 from training.engine.pulse import Pulse
 
@@ -85,6 +87,24 @@ def real_wheels() -> Path:
     """The machine's own folder of wheels, so that no test fetches them again."""
     lock = wheelhouse.lock_path("cpu")
     return REAL_CACHE / "wheels" / wheelhouse.default_folder(lock).name
+
+
+def extra(name: str) -> Path:
+    """A folder with the packages of an extra's lock file, their hashes held, installed once for this machine."""
+    lock = wheelhouse.lock_path(name)
+    folder = REAL_CACHE / "tests" / "extras" / wheelhouse.default_folder(lock).name
+    if not folder.is_dir():
+        with files.atomic_folder(folder) as partial:
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+            command += ["--only-binary", ":all:", "--target", str(partial), "--requirement", str(lock)]
+            subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def with_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process find TRL, as where its extra is installed."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(extra("trl"))])
 
 
 @pytest.fixture(scope="session")

@@ -53,3 +53,30 @@ def test_a_target_that_lacks_its_variable_ends_in_a_report_block_with_an_example
 
 def _without(names: list[str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in [*names, "ARGS"]}
+
+
+def test_an_extra_is_installed_by_its_own_lock_file_beside_what_is_there(tmp_path: Path):
+    """Its packages alone, their hashes held; what is no extra, or no whole environment, is told."""
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "Makefile").write_bytes(MAKEFILE.read_bytes())
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("docker/cpu.lock", "docker/trl.lock"):
+        (tmp_path / name).write_bytes((paths.REPOSITORY / name).read_bytes())
+    (tmp_path / ".venv" / "installed.lock").write_bytes((tmp_path / "docker" / "cpu.lock").read_bytes())
+    pip = tmp_path / ".venv" / "bin" / "pip"
+    pip.write_text('#!/bin/sh\necho "$@" > asked\ntest -f "$(echo "$@" | sed "s/.* //")"\n')
+    pip.chmod(0o755)
+
+    def setup(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["make", "--no-print-directory", "setup", *words], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    assert setup("LOCK=cpu").returncode == 0 and not (tmp_path / "asked").exists()
+    assert setup("LOCK=cpu", "EXTRA=trl").returncode == 0
+    asked = (tmp_path / "asked").read_text()
+    assert "--no-deps --require-hashes -r docker/trl.lock" in asked
+    done = setup("LOCK=cpu", "EXTRA=nothing")
+    assert done.returncode != 0 and "EXTRA=nothing could not be installed" in done.stderr
+    done = setup("LOCK=trl")
+    assert done.returncode != 0 and "no whole environment" in done.stderr and pip.exists()

@@ -1,6 +1,5 @@
 """Other trainers on the very same rows give the very same losses, so that their times compare."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -36,9 +35,8 @@ def test_hugging_faces_trainer_sees_the_same_rows(recipe: Path, capsys: pytest.C
     assert len(theirs["ends"]) == 6 and theirs["peak_bytes"] > 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
 def test_trls_trainer_has_the_native_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, with_trl
 ):
     """T10: an untrained adapter changes nothing, so the first losses are one; the factors are drawn otherwise."""
     path = of_the_bench(make_world(tmp_path, monkeypatch) / "lora.yaml")

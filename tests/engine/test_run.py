@@ -292,7 +292,7 @@ def test_what_the_trainer_does_not_do_is_refused_and_not_passed_over(recipe: Pat
 @pytest.mark.parametrize(
     ("overrides", "code", "word"),
     [
-        (["optimizer.name=paged_adamw8bit"], 2, "paged optimizer states"),
+        (["optimizer.name=paged_adamw8bit"], 3, "paged optimizer states"),
         (["memory.weights=fp16"], 2, "cannot be held in float16"),
     ],
 )

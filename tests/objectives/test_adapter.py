@@ -78,7 +78,7 @@ def test_the_gradients_of_an_adapted_layer_are_right(dropout: float):
     """Against numbers, in float64, with one draw of the dropout."""
     torch.manual_seed(0)
     layer = adapter.Adapted(torch.nn.Linear(5, 3).double(), lora(dropout=dropout), torch.float64)
-    layer.draw()
+    adapter.draw(layer.lora_A)
     torch.nn.init.normal_(layer.lora_B)
 
     def run(x, a, b):
@@ -93,7 +93,7 @@ def test_the_gradients_of_an_adapted_layer_are_right(dropout: float):
 def test_dropout_drops_the_share_and_keeps_the_mean():
     """The mean over many draws is the value without dropout; when it evaluates nothing is dropped."""
     layer = adapter.Adapted(torch.nn.Linear(64, 8), lora(dropout=0.25), torch.float32)
-    layer.draw()
+    adapter.draw(layer.lora_A)
     torch.nn.init.normal_(layer.lora_B)
     x = torch.randn(1, 64)
     whole = layer.eval()(x)

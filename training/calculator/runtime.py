@@ -6,11 +6,14 @@ On a CPU the count is the process's resident memory, so the interpreter with tor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from training.calculator.estimate import Term
 from training.calculator.parallel import NCCL_BYTES
 from training.calculator.plan import Plan
 from training.calculator.replay import Replayed
 from training.calculator.standing import optimizer_states, paged_states
+from training.recipe.model import Recipe
 
 MIB = 1 << 20
 
@@ -104,11 +107,21 @@ def context(plan: Plan) -> Term:
 def assumptions(plan: Plan, context: Term) -> tuple[str, ...]:
     """What stands behind the figures of `overhead`, whose second one is `context`."""
     if plan.on_cpu:
-        return ("the CPU's count is the process's peak resident memory, with two threads and glibc's allocator",)
-    return (
-        f"the context is {context.equation}: {context.source}; nothing else uses the device",
-        "steps of one size under the allocator's defaults; where lengths vary, less of what it holds fits again",
-    )
+        how = ("the CPU's count is the process's peak resident memory, with two threads and glibc's allocator",)
+    else:
+        how = (
+            f"the context is {context.equation}: {context.source}; nothing else uses the device",
+            "steps of one size under the allocator's defaults; where lengths vary, less of what it holds fits again",
+        )
+    return how + tuple(_others(plan.recipe))
+
+
+def _others(recipe: Recipe) -> Iterator[str]:
+    """What the recipe lets others do, whose memory is theirs."""
+    if recipe.backend != "native":
+        yield f"the step of backend native: what {recipe.backend}'s own takes is not estimated, and may be more"
+    if recipe.memory.loss_kernel != "torch":
+        yield f"the loss as torch sums it: what {recipe.memory.loss_kernel}'s kernel takes is not estimated"
 
 
 def _measure() -> None:

@@ -125,7 +125,8 @@ def _memory(resolved) -> Iterator[tuple[str, str]]:
     result = fit.require(resolved, longest.of_recipe(resolved.recipe))
     needed = format_bytes(result.estimate.peak.device_bytes)
     there = f"{format_bytes(result.device.usable_bytes)} usable of {result.device.name}"
-    yield "warn" if result.verdict == "tight" else "ok", f"{needed} needed, {there}"
+    whose = "" if resolved.recipe.backend == "native" else " by the native step"
+    yield "warn" if result.verdict == "tight" else "ok", f"{needed} needed{whose}, {there}"
 
 
 def _disk(resolved) -> Iterator[tuple[str, str]]:

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     )  # fmt: skip
     _print_table(result)
     _fill(report, result)
+    if resolved.recipe.backend != "native":
+        report.add("backend", f"{resolved.recipe.backend}, whose step may take more: the estimate is the native one's")
     if not (args.gpu or args.vram or (result.device and result.device.kind == "cuda")):
         report.add("gpu", f"{nvml.ask().problem}; name one with --gpu or --vram")
     if args.plot:

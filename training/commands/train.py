@@ -43,7 +43,14 @@ def add_summary(report: Report, run_id: str, summary: dict) -> None:
     if summary["best_loss_nats"] is not None:
         unchanged = " (the untrained model: training has improved nothing)" if summary["best_step"] == 0 else ""
         report.add("best", f"{summary['best_loss_nats']:.4f} nats at step {summary['best_step']}{unchanged}")
-    peak, estimate = summary["peak_bytes"], summary["estimate_bytes"]
-    report.add("memory", f"peak {format_bytes(peak)}, estimate {format_bytes(estimate)} ({estimate / peak - 1:+.1%})")
-    report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}")
+    report.add("memory", _memory(summary["peak_bytes"], summary["estimate_bytes"]))
+    backend = "" if summary["backend"] == "native" else f", by {summary['backend']}"
+    report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}{backend}")
     report.add("next", f"make export-gguf CHECKPOINT={run_id}")
+
+
+def _memory(peak_bytes: int, estimate_bytes: int | None) -> str:
+    held = f"peak {format_bytes(peak_bytes)}, "
+    if estimate_bytes is None:
+        return held + "of which nothing is estimated with this backend"
+    return held + f"estimate {format_bytes(estimate_bytes)} ({estimate_bytes / peak_bytes - 1:+.1%})"

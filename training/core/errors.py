@@ -77,11 +77,13 @@ class RestoreError(TrainyardError):
 
 
 class Problems(UserError):
-    """Several errors of one input, reported at once."""
+    """Several errors of one input, reported at once; the exit code is theirs where they have one in common."""
 
     def __init__(self, what: str, problems: Sequence[TrainyardError], *, next_command: str | None = None):
         super().__init__(what, next_command=next_command)
         self.problems = list(problems)
+        if len(codes := {problem.exit_code for problem in problems}) == 1:
+            (self.exit_code,) = codes
 
     def __str__(self) -> str:
         parts = [f"{self.what} ({len(self.problems)})", *(f"- {problem}" for problem in self.problems)]

@@ -13,11 +13,13 @@ from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
 from training.engine import environment, supervisor, trainable
+from training.engine.backends import contract as backends
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.pulse import Pulse
 from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
+from training.recipe.model import Recipe
 from training.runs.folder import STATE_KIND, RunFolder, all_runs
 
 _logger = logging.getLogger(__name__)
@@ -74,16 +76,23 @@ def _one_of(key: str, name: str) -> contextlib.AbstractContextManager[int]:
 
 def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tuple[RunFolder, dict]:
     """Make a run and train it."""
-    recipe, peak = resolved.recipe, fitting.estimate.peak
+    recipe = resolved.recipe
     run = RunFolder.create(recipe.name, {
         "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
         "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
-        # what the recorded peak is held against: the tensors on a GPU, else the whole process
-        "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
+        "estimate_bytes": _held_against(recipe, fitting),
     })  # fmt: skip
     kept.write(resolved, run.path / "recipe.yaml")
     _logger.info("run %s", run.id)
     return run, _in_turn(run)
+
+
+def _held_against(recipe: Recipe, fitting: fit.Fit) -> int | None:
+    """What the recorded peak is held against: the tensors on a GPU, else the whole process; the native step's alone."""
+    peak = fitting.estimate.peak
+    if recipe.backend != "native":
+        return None
+    return peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes
 
 
 def _reused(run: RunFolder) -> tuple[dict, bool]:
@@ -128,9 +137,10 @@ def _leave(run: RunFolder, **changes: str) -> None:
 
 def train(run: RunFolder, pulse: Pulse) -> dict:
     """The engine's part: train the run to its end in this process; returns its summary."""
+    resolved = _kept_recipe(run)
+    backends.of(resolved.recipe.backend).prepare()
     from training.engine.trainer import Trainer
 
-    resolved = _kept_recipe(run)
     return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record()), pulse).run()
 
 

@@ -125,19 +125,23 @@ class Loop:
         """Stand where the state stands, try the longest rows, and measure and keep the untrained model."""
         ladder.stand_on(self.model, state.rung)
         if state.stop_reason is None:
-            allocate(self.optimizer)
-            rows = trial.rows_of(self.recipe, self.objective)
-
-            def attempt() -> None:
-                trial.run(self._gradients, state, rows)
-
-            compiling.settle(self.recipe, self.model, state, attempt, self.hooks)
-            attempt()
-            self.hooks.on_event("trial", state, lengths=self.objective.lengths[rows].tolist())
+            self._try(state)
         if state.step == 0:
             self.validate(state)
             if self.recipe.checkpoint.initial or state.best.step is not None:
                 self._save(state)
+
+    def _try(self, state: TrainState) -> None:
+        """Try the longest rows, compiled where that was decided."""
+        allocate(self.optimizer)
+        rows = trial.rows_of(self.recipe, self.objective)
+
+        def attempt() -> None:
+            trial.run(self._gradients, state, rows)
+
+        compiling.settle(self.recipe, self.model, state, attempt, self.hooks)
+        attempt()
+        self.hooks.on_event("trial", state, lengths=self.objective.lengths[rows].tolist())
 
     def run(self, state: TrainState) -> str:
         """Train until a stop rule or a request ends it; returns the reason, or `paused` or `cancelled`.
@@ -147,24 +151,33 @@ class Loop:
         self.model.train()
         self._clock = Clock(self.recipe, state.trained_seconds)
         self._prepare(state)
+        return self._steps(state) or state.stop_reason
+
+    def _steps(self, state: TrainState) -> str | None:
+        """Make steps until a rule or a request ends the run; returns `paused` or `cancelled` where somebody asked."""
         while state.stop_reason is None:
-            result = self.step(state)
-            state.trained_seconds = self._clock.passed()
-            if result is not None:
-                self._clock.count_step(result.seconds)
-                self.hooks.on_step(state, result)
-            if each := self._clock.forecast(state, self.objective.num_rows):
-                self.hooks.on_event(
-                    "plan", state, total_steps=state.plan.total_steps, planned_by=state.planned_by,
-                    seconds_per_step=round(each, 4),
-                )  # fmt: skip
-            if (asked := self.hooks.stop_requested()) == "cancel":
-                return "cancelled"
-            self._between_steps(state)
-            if asked and state.stop_reason is None:
-                self._save(state)
-                return "paused"
-        return state.stop_reason
+            if asked := self._after(state, self.step(state)):
+                return asked
+        return None
+
+    def _after(self, state: TrainState, result: StepResult | None) -> str | None:
+        """Count a step, and do what is due after it; returns `paused` or `cancelled` where somebody asked."""
+        state.trained_seconds = self._clock.passed()
+        if result is not None:
+            self._clock.count_step(result.seconds)
+            self.hooks.on_step(state, result)
+        if each := self._clock.forecast(state, self.objective.num_rows):
+            self.hooks.on_event(
+                "plan", state, total_steps=state.plan.total_steps, planned_by=state.planned_by,
+                seconds_per_step=round(each, 4),
+            )  # fmt: skip
+        if (asked := self.hooks.stop_requested()) == "cancel":
+            return "cancelled"
+        self._between_steps(state)
+        if asked and state.stop_reason is None:
+            self._save(state)
+            return "paused"
+        return None
 
     def _between_steps(self, state: TrainState) -> None:
         """Validate and save what is due; the last step of a run is always validated and saved."""

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from training.core import process
+from training.engine.backends import hugging_face
 from training.recipe.load import load
 from training.recipe.model import Recipe
 
@@ -43,26 +44,20 @@ def main(name: str, path: str) -> None:
 
 
 def _example(tensors: dict, name: str) -> dict:
-    """A row as a library takes it, which predicts each token from those before: labels stand at their own token."""
+    """A row as the library takes it: of a stream every token is trained."""
+    if name == "sft":
+        return hugging_face.example(tensors)
     ids = tensors["input_ids_BT"][0].tolist()
-    if name == "trainer":
-        return {"input_ids": ids, "labels": ids}
-    labels = [-100] * (len(ids) + 1)
-    for place, label in zip(tensors["trained_N"].tolist(), tensors["labels_N"].tolist(), strict=True):
-        labels[place + 1] = label
-    return {"input_ids": [*ids, labels[-1] if labels[-1] >= 0 else 0], "labels": labels}
+    return {"input_ids": ids, "labels": ids}
 
 
 def _arguments(recipe: Recipe, folder: str) -> dict:
-    return {
-        "output_dir": folder, "per_device_train_batch_size": recipe.data.micro_batch,
-        "gradient_accumulation_steps": recipe.batch.accumulate, "max_steps": recipe.stop.max_steps,
-        "learning_rate": recipe.optimizer.lr, "lr_scheduler_type": recipe.schedule.kind, "warmup_steps": 0,
-        "weight_decay": recipe.optimizer.weight_decay, "adam_beta1": recipe.optimizer.betas[0],
-        "adam_beta2": recipe.optimizer.betas[1], "max_grad_norm": recipe.optimizer.grad_clip,
-        "optim": "adamw_torch_fused", "gradient_checkpointing": recipe.memory.gradient_checkpointing,
-        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
-        "bf16": False, "fp16": False, "dataloader_num_workers": 0, "seed": recipe.seeds.train,
+    """What a backend is given, and what it is not: the library's own optimizer and plan."""
+    return hugging_face.arguments(recipe, folder, on_cpu=True) | {
+        "max_steps": recipe.stop.max_steps, "learning_rate": recipe.optimizer.lr,
+        "lr_scheduler_type": recipe.schedule.kind, "warmup_steps": 0, "weight_decay": recipe.optimizer.weight_decay,
+        "adam_beta1": recipe.optimizer.betas[0], "adam_beta2": recipe.optimizer.betas[1], "optim": "adamw_torch_fused",
+        "gradient_checkpointing": recipe.memory.gradient_checkpointing, "logging_steps": 1,
     }  # fmt: skip
 
 

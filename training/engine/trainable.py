@@ -1,8 +1,11 @@
 """What this trainer can train, told before anything heavy is loaded. It imports no torch."""
 
+import importlib.util
+
 from training.calculator import devices
 from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
+from training.engine.backends import contract as backends
 from training.objectives import registry
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
@@ -31,8 +34,10 @@ def problems(resolved: Resolved) -> list[TrainyardError]:
         found
         + _paged(resolved)
         + _float16(resolved)
+        + _liger(resolved)
         + training_problems(resolved)
         + registry.of(recipe.method).problems(resolved)
+        + backends.of(recipe.backend).problems(resolved)
     )
 
 
@@ -46,6 +51,40 @@ def _paged(resolved: Resolved) -> list[TrainyardError]:
             expected="adamw or adamw8bit", next_command="the same command with optimizer.name=adamw8bit in ARGS",
         )
     ]  # fmt: skip
+
+
+def _liger(resolved: Resolved) -> list[TrainyardError]:
+    """What Liger's kernel needs: a plain loss, chunks of its own, a CUDA GPU and its package."""
+    recipe, where = resolved.recipe, resolved.origins.get("memory.loss_kernel")
+    if recipe.memory.loss_kernel != "liger":
+        return []
+    wrong = [
+        f"{key}: {value}"
+        for key, value, is_right in (
+            ("method", recipe.method, recipe.method != "distill"),
+            ("memory.loss_chunk", recipe.memory.loss_chunk, recipe.memory.loss_chunk == "auto"),
+        )
+        if not is_right
+    ]
+    if wrong:
+        found = UserError(
+            "Liger's kernel sums the labels' cross-entropy alone, in chunks of its own", where=where,
+            found=", ".join(wrong), expected="another method than distill, and memory.loss_chunk: auto",
+        )  # fmt: skip
+    elif not devices.gpus():
+        found = MachineError(
+            "Liger's kernels are written in Triton for CUDA GPUs, and there is none here", where=where,
+            found="memory.loss_kernel: liger", expected="memory.loss_kernel: torch",
+            next_command="the same command with memory.loss_kernel=torch in ARGS",
+        )  # fmt: skip
+    elif importlib.util.find_spec("liger_kernel") is None:
+        found = MachineError(
+            "Liger's kernels are a package of their own", where=where, found="no liger_kernel",
+            expected="liger-kernel", next_command="make setup EXTRA=liger, then the same command with RUNTIME=local",
+        )  # fmt: skip
+    else:
+        return []
+    return [found]
 
 
 def _float16(resolved: Resolved) -> list[TrainyardError]:

@@ -20,12 +20,12 @@ from training.engine import (
     checkpoint,
     device,
     environment,
-    loop,
     loss_scale,
     memory_cap,
     optimizer,
     selftest,
 )
+from training.engine.backends import contract as backends
 from training.engine.hooks import Hooks, StepResult
 from training.engine.inputs import Inputs, rows_of
 from training.engine.ladder import Rung
@@ -33,7 +33,7 @@ from training.engine.pulse import STAGES, Pulse
 from training.engine.requests import CANCEL, PAUSE, Requests
 from training.engine.saver import Saver
 from training.engine.state import TrainState
-from training.objectives import registry
+from training.objectives import liger_loss, registry
 from training.objectives.contract import Objective, Score
 from training.recipe.load import Resolved
 from training.runs.course import UNLIMITED_STEPS
@@ -89,13 +89,16 @@ class Trainer(Hooks):
         if self.device.torch_device.type != "cpu":
             self.events.write("selftest", 0, **selftest.require(self.device))
         rows = rows_of(self.inputs, "train", self.recipe)
-        self.trainee = registry.of(self.recipe.method).build(
+        backend = backends.of(self.recipe.backend)
+        self.trainee = backend.build(
             self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
-        )
+        )  # fmt: skip
+        if self.recipe.memory.loss_kernel == "liger":
+            liger_loss.put_in(self.trainee.model)
         memory_cap.of_process(self.recipe.memory.cap, self.device)
         self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
         state = self._state(rows.num_rows)
-        training = loop.Loop(self.recipe, self.trainee.model, self.optimizer, rows, self._validation_rows(), self)
+        training = backend.loop(self.recipe, self.trainee, self.optimizer, rows, self._validation_rows(), self)
         try:
             with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
                 reason = training.run(state)
@@ -131,7 +134,8 @@ class Trainer(Hooks):
         self._require_nothing_trained()
         plan, planned_by = budget.first_plan(self.recipe, num_rows)
         begun = registry.of(self.recipe.method).begin(self.recipe, self.trainee)
-        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **begun)
+        told = begun | backends.of(self.recipe.backend).versions()
+        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **told)
         scale = loss_scale.first(self.trainee.model)
         return TrainState(plan, planned_by, Rung.of(self.recipe), loss_scale=scale)
 
@@ -202,9 +206,9 @@ class Trainer(Hooks):
     def on_event(self, event: str, state: TrainState, **values: object) -> None:
         if event == "trial":
             values |= self._memory()
-            told = "the longest batch takes {peak} at its peak, of {estimate} estimated".format(
-                peak=format_bytes(values["peak_bytes"]), estimate=format_bytes(values["estimate_bytes"])
-            )
+            told = f"the longest batch takes {format_bytes(values['peak_bytes'])} at its peak"
+            if values["estimate_bytes"]:
+                told += f", of {format_bytes(values['estimate_bytes'])} estimated"
         else:
             told = f"{event.replace('_', ' ')}: " + ", ".join(f"{name} {value}" for name, value in values.items())
         self.events.write(event, state.step, **values)
@@ -213,8 +217,8 @@ class Trainer(Hooks):
     def _peak_bytes(self) -> int:
         return self.device.peak_bytes() or process.peak_rss_bytes()
 
-    def _memory(self) -> dict[str, int]:
-        """The peak so far beside what was estimated."""
+    def _memory(self) -> dict[str, int | None]:
+        """The peak so far beside what was estimated: nothing for another backend than ours."""
         return {"peak_bytes": self._peak_bytes(), "estimate_bytes": self.folder.record()["estimate_bytes"]}
 
     def save(self, state: TrainState) -> None:
@@ -254,7 +258,7 @@ class Trainer(Hooks):
         best = self.folder.pointed("best")
         counts = _parameters(self.trainee.model)
         summary = {
-            "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": "native",
+            "schema": 1, "run": self.folder.id, "method": self.recipe.method, "backend": self.recipe.backend,
             "device": str(self.device.torch_device), "device_name": self.device.name,
             "dtype": str(self.device.dtype).removeprefix("torch."),
             "quantization": self.trainee.quantization, "attention": self.recipe.memory.attention, **counts,

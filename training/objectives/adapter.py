@@ -36,13 +36,6 @@ class Adapted(Wrapper):
         self.lora_A = nn.Parameter(torch.empty(lora.rank, num_in, **place))
         self.lora_B = nn.Parameter(torch.zeros(num_out, lora.rank, **place))
 
-    def draw(self) -> None:
-        """Draw the first factor, on the CPU, as every machine draws it."""
-        drawn_RD = torch.empty(self.lora_A.shape, dtype=torch.float32)
-        nn.init.kaiming_uniform_(drawn_RD, a=math.sqrt(5))
-        with torch.no_grad():
-            self.lora_A.copy_(drawn_RD)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.base(x)
         keep, scale = None, self.scale
@@ -84,13 +77,21 @@ def _kept(x: torch.Tensor, keep: torch.Tensor | None, dtype: torch.dtype) -> tor
     return x if keep is None else x * keep
 
 
+def draw(a_RD: nn.Parameter) -> None:
+    """Draw the first factor, on the CPU, as every machine draws it."""
+    drawn_RD = torch.empty(a_RD.shape, dtype=torch.float32)
+    nn.init.kaiming_uniform_(drawn_RD, a=math.sqrt(5))
+    with torch.no_grad():
+        a_RD.copy_(drawn_RD)
+
+
 def attach(model: nn.Module, lora: Lora, dtype: torch.dtype) -> list[str]:
     """Freeze a model and put a drawn adapter beside each target, in place; returns the targets' names."""
     names = targets.find(model, lora.targets)
     targets.frozen(model)
     for name in names:
         layer = Adapted(model.get_submodule(name), lora, dtype)
-        layer.draw()
+        draw(layer.lora_A)
         targets.replace(model, name, layer)
     return names
 
@@ -107,13 +108,18 @@ class AdapterTrainee(Trainee):
         super().__init__(model, base)
         self.lora, self.names, self.rows, self.quantization = lora, names, rows, quantization
 
+    def factors(self, name: str) -> tuple[nn.Parameter, nn.Parameter]:
+        """Both factors of the adapter at a layer."""
+        layer = self.model.get_submodule(name)
+        return layer.lora_A, layer.lora_B
+
     def weights(self) -> Tensors:
         """Both factors of each adapter, and the rows of added tokens, by PEFT's names."""
         named = {}
         for name in self.names:
-            layer = self.model.get_submodule(name)
-            named[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A.detach()
-            named[f"{_PREFIX}{name}.lora_B.weight"] = layer.lora_B.detach()
+            a_RD, b_OR = self.factors(name)
+            named[f"{_PREFIX}{name}.lora_A.weight"] = a_RD.detach()
+            named[f"{_PREFIX}{name}.lora_B.weight"] = b_OR.detach()
         return named | (self.rows.weights() if self.rows else {})
 
     def settings(self) -> dict:

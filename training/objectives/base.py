@@ -38,9 +38,12 @@ def load(
         nf4.pack(model, device, dtype)
     model.to(device)
     look(model, packs=recipe.data.packing)
-    return model, {
-        "name": base.name, "revision": manifest["revision"], "weights_sha256": manifest["weights_sha256"]
-    }  # fmt: skip
+    return model, record(base, manifest)
+
+
+def record(base: bases.Base, manifest: dict) -> dict:
+    """What manifests hold of a base."""
+    return {"name": base.name, "revision": manifest["revision"], "weights_sha256": manifest["weights_sha256"]}
 
 
 def opened(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:

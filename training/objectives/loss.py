@@ -16,6 +16,8 @@ from training.objectives.contract import Tensors
 
 WHOLE_LOGITS = "gives_whole_logits"
 """Set on a model whose head cannot be applied alone."""
+SUMMED = "sums_its_nats"
+"""Set on a model to what sums its loss in training, given hidden states and labels (`liger_loss`)."""
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 Nats = Callable[..., torch.Tensor]
@@ -46,6 +48,8 @@ def trained_nats(
         return nats(logits_NV.float(), *targets)
     # in one expression, so that the other positions' states are gone before there are logits
     hidden_ND = _those(model.base_model(**inputs).last_hidden_state.flatten(0, 1), tensors["trained_N"])
+    if torch.is_grad_enabled() and (summed := getattr(model, SUMMED, None)):
+        return summed(hidden_ND, *targets)
     return summed_nats(logits_of(model), hidden_ND, targets, chunk, nats)
 
 

@@ -53,6 +53,7 @@ class Memory:
     attention: str
     weights: str
     loss_chunk: int | str  # "auto", 0 for the whole logits, or a number of tokens
+    loss_kernel: str
     double_quant: bool
     kbit_upcast: bool | str  # or "auto"
     keep_outputs: bool | str  # or "auto"
@@ -143,6 +144,7 @@ _SECTIONS = {
 class Recipe:
     name: str
     method: str
+    backend: str
     model: Model
     tokenizer: TokenizerChoice
     data: Data
@@ -165,7 +167,8 @@ class Recipe:
         built["model"] = Model(values["model"]["base"], values["model"]["arch"], config_path)
         own = {field.name for field in fields(cls)}
         others = {key: value for key, value in values.items() if key not in own and value is not None}
-        return cls(name=values["name"], method=values["method"], sections=others, **built)
+        plain = {name: values[name] for name in ("name", "method", "backend")}
+        return cls(**plain, sections=others, **built)
 
 
 def section(key: str, values: dict | None) -> object:

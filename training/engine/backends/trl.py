@@ -1,0 +1,34 @@
+"""TRL's SFTTrainer, with PEFT's adapters. `make setup EXTRA=trl` brings it."""
+
+from __future__ import annotations
+
+from training.engine.backends import contract
+
+INSTALL = "make setup EXTRA=trl, then the same command with RUNTIME=local"
+
+
+class Trl(contract.Backend):
+    packages = ("trl", "datasets")
+
+    def problems(self, resolved):
+        return contract.missing("trl", self.packages, INSTALL) + contract.foreign_problems(resolved)
+
+    def build(self, recipe, tokenizer, device, dtype):
+        import torch
+
+        from training.engine.backends import peft_trainee
+        from training.objectives import base
+
+        model, record = base.load(recipe, tokenizer, device, dtype)
+        if recipe.lora is None:
+            return peft_trainee.WholeTrainee(model, record)
+        torch.manual_seed(recipe.seeds.train)
+        return peft_trainee.adapted(model, record, recipe)
+
+    def loop(self, recipe, trainee, *parts):
+        from training.engine.backends.sft import SftLoop
+
+        return SftLoop(recipe, trainee, *parts)
+
+
+BACKEND = Trl()
