@@ -9,6 +9,7 @@ import logging
 
 from training import __version__
 from training.calculator import fit
+from training.calculator.parallel import Parallel
 from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
@@ -48,21 +49,25 @@ def _key_of(run: RunFolder) -> str | None:
         return None
 
 
-def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, bool]:
+def start(
+    resolved: Resolved, *, reuse: bool = False, parallel: Parallel | None = None
+) -> tuple[RunFolder, dict, bool]:  # fmt: skip
     """Train a recipe as a new run; returns the run, its summary and whether a finished run was reused.
 
-    With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with.
+    With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with. With
+    `parallel` several processes of this machine train it, which changes nothing of what is trained.
     """
-    trainable.require(resolved)
+    parallel = _several(parallel)
+    trainable.require(resolved, parallel)
     resolved = registry.of(resolved.recipe.method).settled(resolved)
     recipe = resolved.recipe
-    fitting = fit.require(resolved, longest.of_recipe(recipe))
+    fitting = fit.require(resolved, longest.of_recipe(recipe), parallel)
     inputs = resolve_inputs(recipe)
     key = run_key(resolved, inputs)
     if reuse:
         with _one_of(key, recipe.name):
             same = find_same(key)
-            return (same, *_reused(same)) if same else (*_new(resolved, key, inputs, fitting), False)
+            return (same, *_reused(same, parallel)) if same else (*_new(resolved, key, inputs, fitting), False)
     return *_new(resolved, key, inputs, fitting), False
 
 
@@ -74,40 +79,58 @@ def _one_of(key: str, name: str) -> contextlib.AbstractContextManager[int]:
 
 def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tuple[RunFolder, dict]:
     """Make a run and train it."""
-    recipe, peak = resolved.recipe, fitting.estimate.peak
+    recipe = resolved.recipe
     run = RunFolder.create(recipe.name, {
         "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
-        "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
-        # what the recorded peak is held against: the tensors on a GPU, else the whole process
-        "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
+        "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(), **_planned(fitting),
     })  # fmt: skip
     kept.write(resolved, run.path / "recipe.yaml")
     _logger.info("run %s", run.id)
     return run, _in_turn(run)
 
 
-def _reused(run: RunFolder) -> tuple[dict, bool]:
+def _planned(fitting: fit.Fit) -> dict:
+    """How many processes train a run, and what a process's peak is held against: the tensors on a GPU, else all."""
+    peak = fitting.estimate.peak
+    return {
+        "parallel": fitting.parallel.to_json() if fitting.parallel else None,
+        "estimate_bytes": peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes,
+    }
+
+
+def _several(parallel: Parallel | None) -> Parallel | None:
+    return parallel if parallel and parallel.ranks > 1 else None
+
+
+def _reused(run: RunFolder, parallel: Parallel | None) -> tuple[dict, bool]:
     """The summary of a run of the same key, and whether it was completed before."""
     was_completed = run.status() == "completed"
-    return resume(run), was_completed
+    return resume(run, parallel or Parallel("ddp", 1)), was_completed
 
 
-def resume(run: RunFolder) -> dict:
+def resume(run: RunFolder, parallel: Parallel | None = None) -> dict:
     """Go on with a run from its newest complete checkpoint, under the same id; returns its summary.
 
-    A run that is completed is left as it is. Raises UserError where it is still running.
+    It is trained by as many processes as before, unless `parallel` says otherwise: how many there are changes nothing
+    of what is trained. A run that is completed is left as it is. Raises UserError where it is still running.
     """
     if run.status() == "completed":
         return run.summary()
-    _kept_recipe(run)
-    return _in_turn(run)
+    resolved, before = _kept_recipe(run), run.record().get("parallel")
+    wanted = _several(parallel or (Parallel(**before) if before else None))
+    if wanted:
+        trainable.require(resolved, wanted)
+    changes = {}
+    if before != (wanted.to_json() if wanted else None):
+        changes = _planned(fit.require(resolved, longest.of_recipe(resolved.recipe), wanted))
+    return _in_turn(run, changes)
 
 
-def _in_turn(run: RunFolder) -> dict:
-    """Wait for the machine and train the run to its end in a process of its own. The status on disk is true whatever
+def _in_turn(run: RunFolder, changes: dict | None = None) -> dict:
+    """Wait for the machine and train the run to its end in processes of its own. The status on disk is true whatever
     happens, a SIGKILL apart."""
     with run.work() as work:
-        run.update(status="waiting", error=None)
+        run.update(status="waiting", error=None, **(changes or {}))
         environment.write(run.path)
         try:
             with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
@@ -128,10 +151,18 @@ def _leave(run: RunFolder, **changes: str) -> None:
 
 def train(run: RunFolder, pulse: Pulse) -> dict:
     """The engine's part: train the run to its end in this process; returns its summary."""
+    from training.engine import follower, parallel
     from training.engine.trainer import Trainer
 
-    resolved = _kept_recipe(run)
-    return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record()), pulse).run()
+    resolved, record = _kept_recipe(run), run.record()
+    ranks = parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
+    try:
+        inputs = resolve_inputs(resolved.recipe, record)
+        if ranks.is_first:
+            return Trainer(run, resolved, inputs, pulse, ranks).run()
+        return follower.Follower(run, resolved.recipe, inputs, ranks).run()
+    finally:
+        ranks.leave()
 
 
 def _kept_recipe(run: RunFolder) -> Resolved:
