@@ -147,7 +147,7 @@ def join(kind: str) -> Ranks:
 
 def is_of_another(error: BaseException) -> bool:
     """Whether an error means that another process of the run is gone, and nothing is wrong with this one."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:

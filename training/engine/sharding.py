@@ -46,6 +46,7 @@ def shard(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> Root:
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
     return root
 
 

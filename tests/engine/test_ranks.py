@@ -1,0 +1,179 @@
+"""Several processes that train one run together, over gloo: the same losses, the same checkpoints, one decision."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.engine.nursery import Nursery
+from tests.engine.test_resume import same
+from tests.engine.test_run import losses, wait_for_step
+from tests.objectives.tiny import make_world
+from training.core import files
+from training.recipe import bases
+from training.runs.events import read_events
+from training.runs.folder import RunFolder, all_runs
+
+WINDOWS = ("data.micro_batch=2", "batch.accumulate=3", "stop.max_steps=12", "evaluate.every_steps=5",
+           "evaluate.records=5", "checkpoint.every_steps=5")  # fmt: skip
+"""Windows of three micro-batches, a shorter one at each epoch's end, and five rows to validate: nothing is even."""
+TWO = ("--ranks", "2")
+SHARDED = ("--ranks", "2", "--parallel", "fsdp2")
+BOTH = pytest.mark.parametrize("together", [TWO, SHARDED], ids=["ddp", "fsdp2"])
+STOPPED = """
+from training.engine.trainer import Trainer
+from training.runs.events import read_events
+Trainer.stop_requested = lambda self: "pause" if len(list(read_events(self.folder.path, "step"))) >= {step} else None
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+def train(nursery: Nursery, recipe: Path, *arguments: str, before: str = "") -> RunFolder:
+    """Train to the end; returns the run."""
+    assert nursery.run("train", "--config", str(recipe), *arguments, before=before) == 0
+    return all_runs()[0]
+
+
+def tensors(run: RunFolder) -> dict:
+    """The last checkpoint's weights and moments."""
+    folder = run.step_folder(run.steps()[-1])
+    weights = next(path for path in folder.glob("*.safetensors"))
+    return load_file(weights) | load_file(folder / "state" / "optimizer.safetensors")
+
+
+def alike(one: RunFolder, other: RunFolder) -> None:
+    """Losses, norms, rates and validations to 1e-5, and weights and moments as near as rounding lets them be."""
+    for kind in ("step", "validation"):
+        mine, theirs = (list(read_events(run.path, kind)) for run in (one, other))
+        assert len(mine) == len(theirs) > 0
+        for seen, wanted in zip(mine, theirs, strict=True):
+            for name in set(wanted) - {"time", "event", "memory/peak_bytes", "speed/tokens_per_second"}:
+                assert seen[name] == pytest.approx(wanted[name], abs=1e-5, rel=1e-5), (kind, wanted["step"], name)
+    mine, theirs = tensors(one), tensors(other)
+    assert mine.keys() == theirs.keys()
+    for name, wanted in theirs.items():
+        assert mine[name].shape == wanted.shape and mine[name].dtype == wanted.dtype
+        assert mine[name].sub(wanted).abs().max() <= 2e-4, name  # Adam's step lifts rounding where a gradient is near 0
+
+
+@BOTH
+def test_two_processes_pretrain_as_one_does(recipe: Path, nursery: Nursery, together: tuple[str, ...]):
+    alone = train(nursery, recipe, *WINDOWS)
+    run = train(nursery, recipe, *WINDOWS, *together)
+    alike(run, alone)
+    summary = files.read_json(run.path / "summary.json")
+    assert summary["processes"] == 2 and files.read_json(alone.path / "summary.json")["processes"] == 1
+    assert files.verify_manifest(run.step_folder(12), "checkpoint")["weights_sha256"]
+
+
+def test_three_processes_of_which_some_have_nothing_to_do(recipe: Path, nursery: Nursery):
+    windows = [value.replace("accumulate=3", "accumulate=4") for value in WINDOWS]
+    alone = train(nursery, recipe, *windows)
+    alike(train(nursery, recipe, *windows, "--ranks", "3"), alone)
+    alike(train(nursery, recipe, *windows, "--ranks", "3", "--parallel", "fsdp2"), alone)
+
+
+@BOTH
+def test_two_processes_tune_a_base_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery, together: tuple[str, ...]
+):
+    """Adapters beside a base that no process trains, and every weight of it with checkpointed layers."""
+    world = make_world(tmp_path, monkeypatch)
+    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
+    both = {"lora": ("lora.dropout=0", "memory.loss_chunk=8"), "full": ("memory.gradient_checkpointing=true",)}
+    for method, more in both.items():
+        arguments = (nursery, world / f"{method}.yaml", "batch.accumulate=3", *more)
+        alike(train(*arguments, *together, before=bases_here), train(*arguments, before=bases_here))
+
+
+def test_a_checkpoint_moves_between_one_process_and_several(recipe: Path, nursery: Nursery):
+    """One writes, two go on; then in shards; then one again."""
+    alone = train(nursery, recipe, *WINDOWS)
+    arguments = ("train", "--config", str(recipe), *WINDOWS)
+    assert nursery.run(*arguments, before=STOPPED.format(step=3)) == 130
+    run = all_runs()[0]
+    assert nursery.run("resume", run.id, *TWO, before=STOPPED.format(step=6)) == 130
+    assert run.record()["parallel"] == {"kind": "ddp", "ranks": 2} and run.steps()[-1] == 6
+    assert nursery.run("resume", run.id, *SHARDED, before=STOPPED.format(step=9)) == 130
+    assert run.record()["parallel"] == {"kind": "fsdp2", "ranks": 2} and run.steps()[-1] == 9
+    assert nursery.run("resume", run.id, "--ranks", "1") == 0 and run.record()["parallel"] is None
+    alike(run, alone)
+
+
+@BOTH
+def test_as_many_processes_go_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery, together: tuple[str, ...]
+):
+    """Dropout included: each process's draws go on where they were. Without a word, as many as before go on."""
+    world = make_world(tmp_path, monkeypatch)
+    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
+    recipe, overrides = world / "lora.yaml", ("lora.dropout=0.5", "evaluate.every_steps=5")
+    wanted = train(nursery, recipe, *overrides, *together, before=bases_here)
+    stopped = f"{bases_here}\n{STOPPED.format(step=5)}"
+    assert nursery.run("train", "--config", str(recipe), *overrides, *together, before=stopped) == 130
+    run = all_runs()[0]
+    assert nursery.run("resume", run.id, before=bases_here) == 0
+    same(run, wanted)
+
+
+@BOTH
+def test_a_signal_to_the_first_process_saves_what_all_have_trained(
+    recipe: Path, nursery: Nursery, together: tuple[str, ...]
+):
+    endless = [value.replace("max_steps=12", "max_steps=100000") for value in WINDOWS]
+    process = nursery.start("train", "--config", str(recipe), *endless, *together)
+    run = wait_for_step(2)
+    os.kill(process, signal.SIGTERM)
+    assert nursery.code() == 130 and run.status() == "paused"
+    assert run.steps()[-1] == max(losses(run))
+
+
+SICK = """
+import os, torch
+from training.objectives.stream import StreamRows
+plain = StreamRows.loss
+def loss(self, model, tensors):
+    nats = plain(self, model, tensors)
+    self.num_passes = getattr(self, "num_passes", 0) + torch.is_grad_enabled()
+    hit = os.environ.get("RANK") == "1" and self.num_passes in {passes}
+    {what}
+    return nats
+StreamRows.loss = loss
+"""
+
+
+@BOTH
+def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(
+    recipe: Path, nursery: Nursery, together: tuple[str, ...]
+):
+    sick = SICK.format(passes="(5,)", what="nats = nats * float('nan') if hit else nats")
+    run = train(nursery, recipe, *WINDOWS, *together, before=sick)
+    (event,) = read_events(run.path, "skipped")
+    assert len(losses(run)) == 11 and 0 < len(event["lines"]) < 51 and event["loss"] == "nan"
+    assert files.read_json(run.path / "summary.json")["skipped_steps"] == 1
+
+
+def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recipe: Path, nursery: Nursery):
+    alone = train(nursery, recipe, *WINDOWS)
+    out = SICK.format(passes="(4, 5)", what="if hit: raise MemoryError(\"can't allocate memory\")")
+    run = train(nursery, recipe, *WINDOWS, *TWO, before=out)
+    alike(run, alone)
+    assert [one["micro_batch"] for one in read_events(run.path, "out_of_memory")] == [1, 1]
+    assert files.read_json(run.path / "summary.json")["micro_batch"] == 1
+
+
+def test_a_record_that_is_too_much_for_one_process_is_left_out_by_all(recipe: Path, nursery: Nursery):
+    out = SICK.format(passes="range(4, 9)", what="if hit: raise MemoryError(\"can't allocate memory\")")
+    run = train(nursery, recipe, *WINDOWS, "memory.gradient_checkpointing=true", *TWO, before=out)
+    left_out = list(read_events(run.path, "record_skipped"))
+    assert left_out and sum(len(one["lines"]) for one in left_out) == (
+        files.read_json(run.path / "summary.json")["skipped_records"]
+    )
