@@ -12,6 +12,9 @@ from tests.engine.nursery import Nursery
 from tests.engine.test_resume import same
 from tests.engine.test_run import losses, wait_for_step
 from tests.objectives.tiny import make_world
+from training.calculator import devices
+from training.calculator.devices import Device
+from training.cli import main
 from training.core import files
 from training.recipe import bases
 from training.runs.events import read_events
@@ -163,7 +166,7 @@ def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(
 
 def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recipe: Path, nursery: Nursery):
     alone = train(nursery, recipe, *WINDOWS)
-    out = SICK.format(passes="(4, 5)", what="if hit: raise MemoryError(\"can't allocate memory\")")
+    out = SICK.format(passes="(4, 5)", what='if hit: raise MemoryError("can\'t allocate memory")')
     run = train(nursery, recipe, *WINDOWS, *TWO, before=out)
     alike(run, alone)
     assert [one["micro_batch"] for one in read_events(run.path, "out_of_memory")] == [1, 1]
@@ -171,9 +174,50 @@ def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recip
 
 
 def test_a_record_that_is_too_much_for_one_process_is_left_out_by_all(recipe: Path, nursery: Nursery):
-    out = SICK.format(passes="range(4, 9)", what="if hit: raise MemoryError(\"can't allocate memory\")")
+    out = SICK.format(passes="range(4, 9)", what='if hit: raise MemoryError("can\'t allocate memory")')
     run = train(nursery, recipe, *WINDOWS, "memory.gradient_checkpointing=true", *TWO, before=out)
-    left_out = list(read_events(run.path, "record_skipped"))
-    assert left_out and sum(len(one["lines"]) for one in left_out) == (
-        files.read_json(run.path / "summary.json")["skipped_records"]
-    )
+    skipped = files.read_json(run.path / "summary.json")["skipped_records"]
+    assert skipped and skipped == sum(len(one["lines"]) for one in read_events(run.path, "record_skipped"))
+
+
+# ---- what is refused
+
+
+def refused(capsys: pytest.CaptureFixture, recipe: Path, *arguments: str, code: int = 2) -> str:
+    """What is said of a command that is refused with this exit code and leaves no run."""
+    assert main(["train", "--config", str(recipe), *arguments]) == code and not all_runs()
+    return capsys.readouterr().err
+
+
+def test_more_processes_than_micro_batches(recipe: Path, capsys: pytest.CaptureFixture):
+    said = refused(capsys, recipe, "--ranks", "3")
+    assert "more processes than micro-batches" in said and "batch.accumulate=3" in said
+
+
+def test_more_processes_than_gpus(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    card = Device("a card", "cuda", 8 << 30, 0)
+    monkeypatch.setattr(devices, "gpus", lambda: (card,))
+    said = refused(capsys, recipe, *TWO)
+    assert "more processes than GPUs" in said and "NPROC=1" in said
+
+
+def test_what_shards_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    world = make_world(tmp_path, monkeypatch)
+    capsys.readouterr()
+    said = refused(capsys, world / "qlora.yaml", *SHARDED)
+    assert "weights in 4 bits are not sharded" in said and "--parallel ddp" in said
+    said = refused(capsys, world / "full.yaml", "optimizer.name=adamw8bit", "memory.compile=auto", *SHARDED)
+    assert "states in 8 bits are not sharded" in said and "memory.compile=false" in said
+
+
+def test_one_process_is_not_parallel_and_none_is_none(recipe: Path, capsys: pytest.CaptureFixture):
+    assert "one rank is not parallel" in refused(capsys, recipe, "--parallel", "fsdp2")
+    assert "no rank at all" in refused(capsys, recipe, "--ranks", "0")
+
+
+def test_processes_share_the_memory_of_a_machine(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch):
+    """What fits once does not fit twice."""
+    machine = Device("this machine's memory", "cpu", 1 << 30, 0)
+    monkeypatch.setattr(devices, "this_machine", lambda: machine)
+    said = refused(capsys, recipe, *TWO, code=4)
+    assert "does not fit" in said and "a share of this machine's memory, for one of 2" in said

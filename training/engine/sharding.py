@@ -1,9 +1,9 @@
 """FSDP2: a model whose blocks' weights lie in shards, one a process, and are gathered for the time of a block's passes.
 
 Each block of the model is a unit of its own (torch's `fully_shard`); the rest, embedding, last norm and head, is one
-with a root that this file puts around the model. The root's forward pass is the objective's loss: so the head, which the
-loss applies by itself, runs where its weights are whole. Gradients are summed and not averaged, since a window's loss is
-divided by the tokens of all processes. The model is built in host memory and goes to the device in shards.
+with a root that this file puts around the model. The root's forward pass is the objective's loss: so the head, which
+the loss applies by itself, runs where its weights are whole. Gradients are summed and not averaged, since a window's
+loss is divided by the tokens of all processes. The model is built in host memory and goes to the device in shards.
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard.
 """
 

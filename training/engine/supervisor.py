@@ -67,13 +67,14 @@ class End:
     signalled: str | None
     silent_seconds: float | None
     memory: str
+    who: str = "no word of its own"
 
 
 def train(run: RunFolder, descriptors: tuple[int, ...] = (), limits: Limits | None = None) -> dict:
     """Train a run to its end and return its summary; `descriptors` are the locks that the engine holds as well.
 
-    How many processes train it stands in the run's record. Raises what the engine raised, KeyboardInterrupt where it was
-    told to stop, RunError where it died or hung.
+    How many processes train it stands in the run's record. Raises what the engine raised, KeyboardInterrupt where it
+    was told to stop, RunError where it died or hung.
     """
     for restarts in range(MAX_RESTARTS + 1):
         end = _one_engine(run, descriptors, limits or Limits())
@@ -161,7 +162,7 @@ class _Engine:
         told = self._told()
         return End(
             self._processes[told].returncode, self._document(told), self.pulse.last(), self.signalled, silent,
-            self._memory(),
+            self._memory(), self._who(told),
         )  # fmt: skip
 
     def _have_ended(self, seconds: float) -> bool:
@@ -203,6 +204,10 @@ class _Engine:
                 if kind in document:
                     return rank
         return 0
+
+    def _who(self, rank: int) -> str:
+        together = "" if len(self._processes) == 1 else f" by process {rank} of {len(self._processes)}"
+        return f"no word of its own{together}"
 
     def _end_silent(self, beat: Beat, seconds: float) -> None:
         """Have all stacks written down, then kill: what hangs does not save."""
@@ -296,7 +301,7 @@ def _death(run: RunFolder, end: End) -> RunError:
         memory = f"; {end.memory}" if name == "SIGKILL" else ""
         return RunError(
             f"the engine was ended by {name}", where=place if name == "SIGKILL" else stacks,
-            found=f"no word of its own{memory}", expected="a run that ends by itself", next_command=again,
+            found=f"{end.who}{memory}", expected="a run that ends by itself", next_command=again,
         )  # fmt: skip
     return RunError(
         "the engine ended without a word", where=place, found=f"exit status {end.status}; see what it said above",

@@ -16,7 +16,7 @@ from training.objectives.contract import Objective
 from training.recipe.model import Recipe
 
 
-def rows_of(recipe: Recipe, objective: Objective, num_processes: int) -> np.ndarray:
+def rows_of(recipe: Recipe, objective: Objective, num_processes: int = 1) -> np.ndarray:
     """A window of the longest rows, for each process one micro-batch, and again where the next one meets the gradients
     of the last."""
     longest = longest_rows(objective, recipe.data.micro_batch)

@@ -65,12 +65,12 @@ class Gradients:
         """Make the gradient of these rows; `state` learns of lower rungs, scales and rows that were left out."""
         while True:
             drawn = generators.states()
-            share, why = _tried(lambda: self._pass(state, rows))
+            share, why = _tried(self._pass, state, rows)
             if why and self._ranks.shards:
                 raise self._out_of_memory(state, why)
             lacking = self._ranks.gathered(why and {"error": why, "rows": self._at.tolist()})
             if not any(lacking):
-                sums, why = _tried(lambda: self._sums(state, rows, share))
+                sums, why = _tried(self._sums, state, rows, share)
                 if why and self._ranks.size > 1:
                     raise self._out_of_memory(state, why)
                 if why is None and (sums.is_finite or not loss_scale.lower(state, sums.nats)):
@@ -153,10 +153,10 @@ class Gradients:
         return shards.whole(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)).item()
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, str | None]:
+def _tried(work: Callable[..., Any], *arguments: object) -> tuple[Any, str | None]:
     """What some work gave, or why memory ran out in it: outside of an `except`, whose traceback keeps tensors alive."""
     try:
-        return work(), None
+        return work(*arguments), None
     except Exception as error:
         if not ladder.is_out_of_memory(error):
             raise
