@@ -2,20 +2,23 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
 from tests.engine.nursery import Nursery
 from tests.engine.test_resume import same
-from tests.engine.test_run import losses, wait_for_step
+from tests.engine.test_run import losses, start_child, wait_for_step
 from tests.objectives.tiny import make_world
 from training.calculator import devices
 from training.calculator.devices import Device
 from training.cli import main
-from training.core import files
+from training.core import files, paths
 from training.recipe import bases
 from training.runs.events import read_events
 from training.runs.folder import RunFolder, all_runs
@@ -217,7 +220,54 @@ def test_one_process_is_not_parallel_and_none_is_none(recipe: Path, capsys: pyte
 
 def test_processes_share_the_memory_of_a_machine(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch):
     """What fits once does not fit twice."""
-    machine = Device("this machine's memory", "cpu", 1 << 30, 0)
+    machine = Device("this machine's memory", "cpu", 900 << 20, 0)
     monkeypatch.setattr(devices, "this_machine", lambda: machine)
     said = refused(capsys, recipe, *TWO, code=4)
     assert "does not fit" in said and "a share of this machine's memory, for one of 2" in said
+
+
+# ---- who starts them
+
+
+@pytest.mark.slow
+def test_torchrun_starts_them_too(recipe: Path, nursery: Nursery):
+    """Each process is the command; the first one makes the run, and the other follows it."""
+    alone = train(nursery, recipe, *WINDOWS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training"]
+    command += ["train", "--config", str(recipe), *WINDOWS]
+    done = subprocess.run(
+        command, cwd=paths.REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    run = all_runs()[0]
+    assert len(all_runs()) == 2 and run.id != alone.id and f"followed  {run.id}" in done.stderr
+    assert run.record()["parallel"] == {"kind": "ddp", "ranks": 2} and run.status() == "completed"
+    alike(run, alone)
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_process_that_is_killed_ends_all_and_the_run_goes_on(
+    recipe: Path, nursery: Nursery, together: tuple[str, ...]
+):
+    """The supervisor's own processes, one of them killed in the middle of a step."""
+    overrides = [value.replace("max_steps=12", "max_steps=60") for value in WINDOWS]
+    alone = train(nursery, recipe, *overrides)
+    child = start_child(recipe, *overrides, *together, stderr=subprocess.PIPE)
+    run = wait_for_step(7, known=1, seconds=240)
+    _, second = sorted(pid for pid in children_of(child.pid) if is_engine(pid))
+    os.kill(second, signal.SIGKILL)
+    said = child.communicate(timeout=120)[1].decode()
+    assert child.returncode == 4 and "process 1 of 2" in said and f"make resume RUN={run.id}" in said
+    assert run.status() == "failed" and run.worker() is None
+    assert nursery.run("resume", run.id) == 0
+    seen = {event["step"]: event["train/loss_nats"] for event in read_events(run.path, "step")}
+    assert seen == pytest.approx(losses(alone), abs=1e-5)
+
+
+def children_of(parent: int) -> list[int]:
+    return [child.pid for child in psutil.Process(parent).children()]
+
+
+def is_engine(pid: int) -> bool:
+    return "training.engine.child" in Path(f"/proc/{pid}/cmdline").read_text()

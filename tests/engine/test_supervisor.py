@@ -316,10 +316,12 @@ def test_an_error_of_one_process_is_told_and_not_what_it_did_to_the_other(pair, 
 
 def test_silence_of_two_processes_writes_the_stacks_of_both_and_starts_both_again(pair, tmp_path, monkeypatch):
     body = """
-    pulse.beat("step", 7)
     def the_line_that_hangs():
         time.sleep(60)
     if attempt <= 2:
+        while len((run.path / "engines").read_text().split()) < 2:
+            time.sleep(0.02)
+        pulse.beat("step", 7)
         the_line_that_hangs()
     return {"steps": 9}
     """

@@ -23,6 +23,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
     was_completed = folder.status() == "completed"
     summary = launch.resume(folder, parallel_of(args))
+    if not summary:
+        report.add("followed", f"{folder.id}; its first process reports")
+        return {"folder": str(folder.path)}
     add_summary(report, folder.id, summary)
     if was_completed:
         report.add("reused", "the run was completed already; nothing was trained")

@@ -27,6 +27,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.engine import launch
 
     folder, summary, reused = launch.start(resolved, reuse=args.reuse, parallel=parallel_of(args))
+    if not summary:
+        report.add("followed", f"{folder.id}; its first process reports")
+        return {"folder": str(folder.path)}
     add_summary(report, folder.id, summary)
     if reused:
         report.add("reused", "a completed run of the same recipe, data and tokenizer; nothing was trained")

@@ -4,8 +4,11 @@ All that a person has got wrong is told before the run waits for its turn, witho
 (`supervisor`, `child`) imports.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
+from typing import TYPE_CHECKING
 
 from training import __version__
 from training.calculator import fit
@@ -13,13 +16,17 @@ from training.calculator.parallel import Parallel
 from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
-from training.engine import environment, supervisor, trainable
+from training.engine import environment, supervisor, torchrun, trainable
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.pulse import Pulse
+from training.engine.requests import Requests
 from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
 from training.runs.folder import STATE_KIND, RunFolder, all_runs
+
+if TYPE_CHECKING:
+    from training.engine.parallel import Ranks
 
 _logger = logging.getLogger(__name__)
 
@@ -55,13 +62,16 @@ def start(
     """Train a recipe as a new run; returns the run, its summary and whether a finished run was reused.
 
     With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with. With
-    `parallel` several processes of this machine train it, which changes nothing of what is trained.
+    `parallel` several processes of this machine train it, which changes nothing of what is trained. The summary is
+    empty in a process of torchrun's that follows another.
     """
-    parallel = _several(parallel)
+    parallel = _several(torchrun.parallel(parallel))
     trainable.require(resolved, parallel)
     resolved = registry.of(resolved.recipe.method).settled(resolved)
     recipe = resolved.recipe
     fitting = fit.require(resolved, longest.of_recipe(recipe), parallel)
+    if torchrun.follows():
+        return *_following(parallel), False
     inputs = resolve_inputs(recipe)
     key = run_key(resolved, inputs)
     if reuse:
@@ -116,6 +126,9 @@ def resume(run: RunFolder, parallel: Parallel | None = None) -> dict:
     """
     if run.status() == "completed":
         return run.summary()
+    parallel = torchrun.parallel(parallel)
+    if torchrun.follows():
+        return _following(parallel)[1]
     resolved, before = _kept_recipe(run), run.record().get("parallel")
     wanted = _several(parallel or (Parallel(**before) if before else None))
     if wanted:
@@ -134,7 +147,7 @@ def _in_turn(run: RunFolder, changes: dict | None = None) -> dict:
         environment.write(run.path)
         try:
             with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
-                return supervisor.train(run, (work, machine))
+                return _first(run) if torchrun.is_here() else supervisor.train(run, (work, machine))
         except KeyboardInterrupt:
             _leave(run, status="paused")
             raise
@@ -149,13 +162,33 @@ def _leave(run: RunFolder, **changes: str) -> None:
         run.update(**changes)
 
 
-def train(run: RunFolder, pulse: Pulse) -> dict:
-    """The engine's part: train the run to its end in this process; returns its summary."""
+def _first(run: RunFolder) -> dict:
+    """Train the run as the first of torchrun's processes."""
+    from training.engine import parallel
+
+    ranks = parallel.join((run.record().get("parallel") or {}).get("kind", "ddp"))
+    ranks.told(run.id)
+    return train(run, Pulse.create(), ranks)
+
+
+def _following(wanted: Parallel) -> tuple[RunFolder, dict]:
+    """Train the run that the first of torchrun's processes tells of; returns it, and nothing of what came of it."""
+    from training.engine import parallel
+
+    ranks = parallel.join(wanted.kind)
+    run = RunFolder.open(ranks.told(None))
+    with Requests(run.path).listening():  # torchrun sends its signals to all: the first process decides
+        return run, train(run, Pulse.create(), ranks)
+
+
+def train(run: RunFolder, pulse: Pulse, ranks: Ranks | None = None) -> dict:
+    """The engine's part: train the run to its end in this process, which may have met others already; returns its
+    summary."""
     from training.engine import follower, parallel
     from training.engine.trainer import Trainer
 
     resolved, record = _kept_recipe(run), run.record()
-    ranks = parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
+    ranks = ranks or parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
     try:
         inputs = resolve_inputs(resolved.recipe, record)
         if ranks.is_first:

@@ -5,7 +5,7 @@ its gradient is the sum over all processes. What a clock, a file or a signal dec
 told to the others, so that none goes on alone, and the first one alone records. One process has nothing to say: for it
 all of this is no work. Small values go over gloo as JSON, gradients over NCCL on GPUs and over gloo on CPUs.
 
-The names in the environment are torchrun's, so that torchrun can start the processes as the supervisor does.
+The names in the environment are torchrun's, which can start the processes as the supervisor does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from training.core.errors import IntegrityError
+from training.engine import torchrun
 
 MEETING = "TRAINYARD_MEETING"
 """Where the processes of one machine meet, as an address for torch; torchrun says it in variables of its own."""
-_UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
 _BUCKET_BYTES = 25 << 20
 _PATIENCE = datetime.timedelta(hours=24)  # who hangs is the supervisor's to find out
 
@@ -133,7 +133,7 @@ def join(kind: str) -> Ranks:
     Args:
         kind: `ddp` (every process holds the whole model) or `fsdp2` (each a part of it).
     """
-    if not (os.environ.get(MEETING) or os.environ.get(_UNDER_TORCHRUN)):
+    if not (os.environ.get(MEETING) or torchrun.is_here()):
         return Ranks()
     where = os.environ.get(MEETING, "env://")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

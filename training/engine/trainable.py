@@ -4,6 +4,7 @@ from training.calculator import devices
 from training.calculator.parallel import Parallel
 from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
+from training.engine import torchrun
 from training.objectives import registry
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
@@ -75,11 +76,11 @@ def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardE
                 next_command=f"the same command with batch.accumulate={ranks}, and data.micro_batch that much smaller",
             )
         )  # fmt: skip
-    num_gpus = len(devices.gpus())
-    if 0 < num_gpus < ranks:
+    num_gpus, num_here = len(devices.gpus()), torchrun.num_here(parallel)
+    if 0 < num_gpus < num_here:
         found.append(
             MachineError(
-                "there are more processes than GPUs", where="NPROC", found=ranks, expected=f"at most {num_gpus}",
+                "there are more processes than GPUs", where="NPROC", found=num_here, expected=f"at most {num_gpus}",
                 next_command=f"the same command with NPROC={num_gpus}",
             )
         )  # fmt: skip
