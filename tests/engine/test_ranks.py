@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.engine.nursery import Nursery
 from tests.engine.test_resume import same
 from tests.engine.test_run import losses, start_child, wait_for_step
+from tests.objectives.test_added_rows import extend
 from tests.objectives.tiny import make_world
 from training.calculator import devices
 from training.calculator.devices import Device
@@ -100,6 +101,19 @@ def test_two_processes_tune_a_base_as_one_does(
         alike(train(*arguments, *together, before=bases_here), train(*arguments, before=bases_here))
 
 
+def test_rows_of_added_tokens_are_kept_from_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery):
+    """They belong to the root, and to the head with it, which is tied."""
+    world = make_world(tmp_path, monkeypatch)
+    extend()
+    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
+    arguments = (nursery, world / "lora.yaml", "tokenizer.path=more", "lora.dropout=0", "checkpoint.initial=true")
+    run = train(*arguments, *SHARDED, before=bases_here)
+    alike(run, train(*arguments, before=bases_here))
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    first, last = (load_file(run.step_folder(step) / "adapter_model.safetensors")[name] for step in (0, 8))
+    assert not first.equal(last)
+
+
 def test_a_checkpoint_moves_between_one_process_and_several(recipe: Path, nursery: Nursery):
     """One writes, two go on; then in shards; then one again."""
     alone = train(nursery, recipe, *WINDOWS)
@@ -140,6 +154,22 @@ def test_a_signal_to_the_first_process_saves_what_all_have_trained(
     os.kill(process, signal.SIGTERM)
     assert nursery.code() == 130 and run.status() == "paused"
     assert run.steps()[-1] == max(losses(run))
+
+
+@BOTH
+def test_the_first_process_has_the_clock(recipe: Path, nursery: Nursery, together: tuple[str, ...]):
+    """Minutes to validate and save, and hours to end: the others' clocks, an hour fast, change nothing."""
+    fast = """
+import os, time
+plain = time.monotonic
+time.monotonic = lambda: plain() * (1 + 600 * (os.environ.get("RANK") == "1"))
+"""
+    values = ("stop.max_steps=100000", "stop.max_hours=0.002", "evaluate.every_steps=null",
+              "evaluate.every_minutes=0.02", "checkpoint.every_steps=null", "checkpoint.every_minutes=.03")  # fmt: skip
+    run = train(nursery, recipe, *values, *together, before=fast)
+    summary = files.read_json(run.path / "summary.json")
+    assert summary["stop_reason"] == "hours" and 2 <= summary["trained_seconds"] <= 60
+    assert len(list(read_events(run.path, "validation"))) > 2 and list(read_events(run.path, "plan"))
 
 
 SICK = """
