@@ -164,8 +164,10 @@ import os, time
 plain = time.monotonic
 time.monotonic = lambda: plain() * (1 + 600 * (os.environ.get("RANK") == "1"))
 """
-    values = ("stop.max_steps=100000", "stop.max_hours=0.002", "evaluate.every_steps=null",
-              "evaluate.every_minutes=0.02", "checkpoint.every_steps=null", "checkpoint.every_minutes=.03")  # fmt: skip
+    values = (
+        "stop.max_steps=100000", "stop.max_hours=0.002", "evaluate.every_steps=null", "evaluate.every_minutes=0.02",
+        "checkpoint.every_steps=null", "checkpoint.every_minutes=0.03",
+    )  # fmt: skip
     run = train(nursery, recipe, *values, *together, before=fast)
     summary = files.read_json(run.path / "summary.json")
     assert summary["stop_reason"] == "hours" and 2 <= summary["trained_seconds"] <= 60

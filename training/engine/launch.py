@@ -189,13 +189,13 @@ def train(run: RunFolder, pulse: Pulse, ranks: Ranks | None = None) -> dict:
 
     resolved, record = _kept_recipe(run), run.record()
     ranks = ranks or parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
-    try:
-        inputs = resolve_inputs(resolved.recipe, record)
-        if ranks.is_first:
-            return Trainer(run, resolved, inputs, pulse, ranks).run()
-        return follower.Follower(run, resolved.recipe, inputs, ranks).run()
-    finally:
-        ranks.leave()
+    inputs = resolve_inputs(resolved.recipe, record)
+    if ranks.is_first:
+        summary = Trainer(run, resolved, inputs, pulse, ranks).run()
+    else:
+        summary = follower.Follower(run, resolved.recipe, inputs, ranks).run()
+    ranks.leave()  # not after an error, which others may be waiting in
+    return summary
 
 
 def _kept_recipe(run: RunFolder) -> Resolved:
