@@ -208,6 +208,15 @@ def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recip
     assert files.read_json(run.path / "summary.json")["micro_batch"] == 1
 
 
+def test_memory_that_runs_out_between_shards_ends_the_run_with_a_way_out(recipe: Path, nursery: Nursery):
+    """The others wait in the middle of a pass for a block that does not come."""
+    out = SICK.format(passes="(5,)", what='if hit: raise MemoryError("can\'t allocate memory")').replace('"1"', '"0"')
+    assert nursery.run("train", "--config", str(recipe), *WINDOWS, *SHARDED, before=out) == 4
+    (run,) = all_runs()
+    assert "out of memory while other processes wait" in run.record()["error"] and run.status() == "failed"
+    assert "half of data.micro_batch" in run.record()["error"] and run.steps() == [0]
+
+
 def test_a_record_that_is_too_much_for_one_process_is_left_out_by_all(recipe: Path, nursery: Nursery):
     out = SICK.format(passes="range(4, 9)", what='if hit: raise MemoryError("can\'t allocate memory")')
     run = train(nursery, recipe, *WINDOWS, "memory.gradient_checkpointing=true", *TWO, before=out)

@@ -12,8 +12,10 @@ import torch
 from training.core import process
 from training.engine import budget, checkpoint, device, generators, loss_scale, memory_cap, optimizer
 from training.engine.device import Device
+from training.engine.hooks import Hooks
 from training.engine.inputs import Inputs, rows_of
 from training.engine.ladder import Rung
+from training.engine.loop import Loop
 from training.engine.parallel import Ranks
 from training.engine.state import TrainState
 from training.objectives import registry
@@ -77,6 +79,12 @@ class Assembly:
         state = checkpoint.load(folder, self.trainee, self.optimizer, self.ranks, self.recipe.seeds.train)
         self.require_same(state)
         return state
+
+    def loop(self, hooks: Hooks) -> Loop:
+        """The loop over all of it."""
+        return Loop(
+            self.recipe, self.trainee.model, self.optimizer, self.rows, self.validation, hooks, self.ranks
+        )  # fmt: skip
 
     def snapshot(self, state: TrainState) -> checkpoint.Snapshot:
         """What a checkpoint of this moment holds; every process has to take it, the first one's is whole."""

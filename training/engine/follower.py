@@ -3,7 +3,6 @@
 The first process (`trainer`) says where to go on from and when to stop, and writes what all have made.
 """
 
-from training.engine import loop
 from training.engine.assembly import Assembly, take_device
 from training.engine.hooks import Hooks
 from training.engine.inputs import Inputs
@@ -25,8 +24,7 @@ class Follower(Hooks):
         self.assembly = Assembly.of(self.recipe, self.inputs, device, self.ranks)
         newest = self.ranks.told(None)
         state = self.assembly.go_on(self.folder.checkpoints / newest) if newest else self.assembly.begin()[0]
-        a = self.assembly
-        loop.Loop(self.recipe, a.trainee.model, a.optimizer, a.rows, a.validation, self, self.ranks).run(state)
+        self.assembly.loop(self).run(state)
         return {}
 
     def save(self, state: TrainState) -> None:

@@ -20,8 +20,6 @@ import torch.distributed as dist
 from training.core.errors import IntegrityError
 from training.engine import torchrun
 
-MEETING = "TRAINYARD_MEETING"
-"""Where the processes of one machine meet, as an address for torch; torchrun says it in variables of its own."""
 _BUCKET_BYTES = 25 << 20
 _PATIENCE = datetime.timedelta(hours=24)  # who hangs is the supervisor's to find out
 
@@ -133,9 +131,9 @@ def join(kind: str) -> Ranks:
     Args:
         kind: `ddp` (every process holds the whole model) or `fsdp2` (each a part of it).
     """
-    if not (os.environ.get(MEETING) or torchrun.is_here()):
+    if not (torchrun.MEETING in os.environ or torchrun.is_here()):
         return Ranks()
-    where = os.environ.get(MEETING, "env://")
+    where = os.environ.get(torchrun.MEETING, "env://")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = "gloo"
     if torch.cuda.is_available():

@@ -26,6 +26,7 @@ from training.core import errors, memory_kills, process, signals
 from training.core.errors import RunError
 from training.core.report import make_command
 from training.core.units import format_bytes, format_seconds
+from training.engine import torchrun
 from training.engine.pulse import Beat, Pulse
 from training.runs.events import EventLog
 from training.runs.folder import STACKS_FILE, RunFolder
@@ -109,7 +110,7 @@ def _meeting(num_processes: int) -> Iterator[list[dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         common = {
             "WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes),
-            "TRAINYARD_MEETING": (Path(folder) / "meeting").as_uri(), "GLOO_SOCKET_IFNAME": "lo",
+            torchrun.MEETING: (Path(folder) / "meeting").as_uri(), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         yield [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 

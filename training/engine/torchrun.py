@@ -11,6 +11,9 @@ import os
 from training.calculator.parallel import Parallel
 from training.core.errors import UserError
 
+MEETING = "TRAINYARD_MEETING"
+"""Where the supervisor's processes meet, as an address for torch; torchrun says it in variables of its own."""
+
 
 def is_here() -> bool:
     """Whether torchrun has started this process."""

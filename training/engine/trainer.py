@@ -14,7 +14,7 @@ from training.core import files, process, signals
 from training.core.errors import IntegrityError, RunError
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
-from training.engine import checkpoint, environment, loop, selftest
+from training.engine import checkpoint, environment, selftest
 from training.engine.assembly import Assembly, take_device
 from training.engine.hooks import Hooks, StepResult
 from training.engine.inputs import Inputs
@@ -73,10 +73,10 @@ class Trainer(Hooks):
         environment.add(self.folder.path, self.device.reason, threads)
         if self.device.torch_device.type != "cpu":
             self.events.write("selftest", 0, **selftest.require(self.device))
-        self.assembly = a = Assembly.of(self.recipe, self.inputs, self.device, self.ranks)
-        self.trainee = a.trainee
+        self.assembly = Assembly.of(self.recipe, self.inputs, self.device, self.ranks)
+        self.trainee = self.assembly.trainee
         state = self._state()
-        training = loop.Loop(self.recipe, a.trainee.model, a.optimizer, a.rows, a.validation, self, self.ranks)
+        training = self.assembly.loop(self)
         try:
             with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
                 reason = training.run(state)
