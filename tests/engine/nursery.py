@@ -8,7 +8,7 @@ import sys
 from training.core import paths
 
 _SERVER = """
-import json, os, sys, tempfile, traceback
+import json, os, signal, sys, tempfile, traceback
 import torch, transformers, training.engine.launch, training.engine.trainer, training.objectives.base
 import training.engine.follower, torch.distributed.fsdp, torch.distributed.tensor
 from training.cli import main
@@ -26,6 +26,10 @@ def train(run, _locks):  # the command is its own engine, the first of its proce
         os.environ.update(RANK="0", LOCAL_RANK="0")
         try:
             return launch.train(run, Pulse.create())
+        except Exception:  # the others wait for this process, which lives on to tell what it was
+            for pid in followers:
+                os.kill(pid, signal.SIGKILL)
+            raise
         finally:
             for pid in followers:
                 os.waitpid(pid, 0)
