@@ -9,7 +9,7 @@ TRAINYARD = .venv/bin/python -m training
 
 # They reach the shell as variables of its own, and make takes their values as they stand, like those of all variables on
 # its command line: no name of a file is ever read as a command, be it the shell's or make's own.
-GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL EXAM HOURS DELTA SERVICE RUNTIME WHEELHOUSE EXTRA_CA EXTRA
+GIVEN := CONFIG INPUT DATASET BASE TEACHER RUN CHECKPOINT MODEL EXAM HOURS DELTA NPROC SERVICE RUNTIME WHEELHOUSE EXTRA_CA EXTRA
 with_origin = $(foreach name,$(2),$(if $(filter $(1),$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(call with_origin,command environment,$(GIVEN) ARGS) $(call with_origin,command,$(.VARIABLES)),\
   $(eval override export $(name) := $$(value $(name))))
@@ -118,13 +118,13 @@ train-calibrate: setup ## The estimate against a few real steps on this machine.
 	$(call need,CONFIG)
 	@$(TRAINYARD) train-calibrate --config "$$CONFIG" $(ARGS)
 
-train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (ARGS="stop.max_steps=100")
+train: setup ## Train a recipe; Ctrl-C saves. CONFIG=recipe.yaml (NPROC=2 processes; ARGS="stop.max_steps=100")
 	$(call need,CONFIG)
-	@$(TRAINYARD) train --config "$$CONFIG" $(ARGS)
+	@$(TRAINYARD) train --config "$$CONFIG" $(if $(NPROC),--ranks "$$NPROC") $(ARGS)
 
-resume: setup ## Go on with a run. RUN=id or latest
+resume: setup ## Go on with a run. RUN=id or latest (NPROC=1: by another number of processes)
 	$(call need,RUN)
-	@$(TRAINYARD) resume "$$RUN" $(ARGS)
+	@$(TRAINYARD) resume "$$RUN" $(if $(NPROC),--ranks "$$NPROC") $(ARGS)
 
 runs: setup ## List the runs and who waits, or show one: RUN=id or latest (ARGS="--with OTHER --plot loss.png --follow")
 	@$(TRAINYARD) runs $(if $(RUN),"$$RUN") $(ARGS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from training.core import locks, memory_kills, paths, queue
-from training.core.errors import IntegrityError, RunError, Terminated
+from training.core.errors import IntegrityError, MachineError, RunError, Terminated
 from training.engine import launch, supervisor
 from training.engine.pulse import Beat, Pulse
 from training.runs.events import read_events
@@ -260,6 +260,86 @@ def test_an_engine_ends_with_its_supervisor_and_the_run_is_lost(run, tmp_path, m
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert run.status() == "lost" and locks.holder(locks.machine_lock()) is None
+
+
+# ---- several processes
+
+
+@pytest.fixture
+def pair(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run that two processes train; the one that is left over is not waited for long."""
+    run.update(parallel={"kind": "ddp", "ranks": 2})
+    monkeypatch.setattr(supervisor, "_FAREWELL_SECONDS", 0.5)
+    return run
+
+
+def test_two_processes_are_told_who_they_are_and_the_first_ones_summary_counts(pair, tmp_path, monkeypatch):
+    body = """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TRAINYARD_MEETING")
+    found = {name: os.environ[name] for name in names}
+    return found if os.environ["RANK"] == "0" else {}
+    """
+    engine(monkeypatch, tmp_path, body)
+    found = launch._in_turn(pair)
+    assert found.pop("TRAINYARD_MEETING").startswith("file:///") and len(engines(pair)) == 2
+    assert found == {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+def test_a_process_that_dies_ends_the_others_and_is_the_one_that_is_told(pair, tmp_path, monkeypatch):
+    """The first one hangs in what it does together with the one that is gone."""
+    body = """
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        pulse.beat("step", 3)
+        time.sleep(0.05)
+    """
+    engine(monkeypatch, tmp_path, body)
+    with pytest.raises(RunError, match="ended by SIGKILL") as caught:
+        launch._in_turn(pair)
+    assert caught.value.where == "step, step 3" and "process 1 of 2" in caught.value.found
+    assert not any(map(is_alive, engines(pair))) and pair.status() == "failed"
+
+
+def test_an_error_of_one_process_is_told_and_not_what_it_did_to_the_other(pair, tmp_path, monkeypatch):
+    body = """
+    if os.environ["RANK"] == "1":
+        from training.core.errors import MachineError
+        raise MachineError("no room here")
+    from training.engine import parallel
+    raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+    """
+    engine(monkeypatch, tmp_path, body)
+    with pytest.raises(MachineError, match="no room here"):
+        launch._in_turn(pair)
+
+
+def test_silence_of_two_processes_writes_the_stacks_of_both_and_starts_both_again(pair, tmp_path, monkeypatch):
+    body = """
+    def the_line_that_hangs():
+        time.sleep(60)
+    if attempt <= 2:
+        while len((run.path / "engines").read_text().split()) < 2:
+            time.sleep(0.02)
+        pulse.beat("step", 7)
+        the_line_that_hangs()
+    return {"steps": 9}
+    """
+    engine(monkeypatch, tmp_path, body)
+    assert launch._in_turn(pair) == {"steps": 9} and len(engines(pair)) == 4
+    assert (pair.path / "stacks.log").read_text().count("the_line_that_hangs") == 2
+
+
+def test_a_signal_goes_to_the_first_process_alone(pair, tmp_path, monkeypatch):
+    body = """
+    if os.environ["RANK"] == "1":
+        while not (run.path / "heard").exists():
+            time.sleep(0.02)
+        return {}
+    """
+    child = supervised(pair, tmp_path, monkeypatch, textwrap.dedent(body) + OBEDIENT)
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=60)[0].strip() == "Terminated SIGTERM saved" and pair.status() == "paused"
 
 
 def test_a_signal_while_waiting_leaves_the_run_paused(run, monkeypatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.calculator import nvml
@@ -123,6 +123,12 @@ def this_machine() -> Device:
     if limit is not None and limit < memory.total:
         return Device("this container's memory", "cpu", limit, min(limit, used))
     return Device("this machine's memory", "cpu", memory.total, memory.total - memory.available)
+
+
+def share(device: Device, count: int) -> Device:
+    """One of so many equal shares of a device's memory."""
+    total, used = device.total_bytes // count, device.used_bytes // count
+    return replace(device, name=f"a share of {device.name}, for one of {count}", total_bytes=total, used_bytes=used)
 
 
 def processor() -> str:

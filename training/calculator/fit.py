@@ -144,12 +144,15 @@ def _trusted(by_formula: Estimate | None, by_trace: Estimate | None) -> tuple[Es
     return (by_formula, by_trace) if abs(difference) <= TRUSTED_DIFFERENCE else (by_trace, by_formula)
 
 
-def require(resolved: Resolved, longest: Longest | None = None) -> Fit:
-    """Hold a recipe against this machine, before anything is allocated.
+def require(resolved: Resolved, longest: Longest | None = None, parallel: Parallel | None = None) -> Fit:
+    """Hold a recipe against this machine, before anything is allocated; with `parallel` one rank of several, each with
+    a GPU of its own, or with its share of this machine's memory.
 
     Raises MachineError where nothing here can train it, RunError where it does not fit; with who else uses the GPU.
     """
-    result = fit(resolved, longest=longest)
+    result = fit(resolved, longest=longest, parallel=parallel)
+    if parallel and result.device and result.device.kind == "cpu":
+        result = replace(result, device=devices.share(result.device, parallel.ranks))
     needed = f"{format_bytes(result.estimate.peak.device_bytes)} needed"
     if result.device is None:
         raise MachineError(

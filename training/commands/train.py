@@ -14,6 +14,7 @@ CONTAINER = "train"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the recipe's")
+    add_parallel(parser)
     parser.add_argument(
         "--reuse", action="store_true", help="take a finished run of exactly this, or go on with an unfinished one"
     )
@@ -25,11 +26,33 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     resolved = load(Path(args.config), args.overrides)
     from training.engine import launch
 
-    folder, summary, reused = launch.start(resolved, reuse=args.reuse)
+    folder, summary, reused = launch.start(resolved, reuse=args.reuse, parallel=parallel_of(args))
+    if not summary:
+        report.add("followed", f"{folder.id}; its first process reports")
+        return {"folder": str(folder.path)}
     add_summary(report, folder.id, summary)
     if reused:
         report.add("reused", "a completed run of the same recipe, data and tokenizer; nothing was trained")
     return summary | {"reused": reused, "folder": str(folder.path)}
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """The options that say how many processes train."""
+    parser.add_argument("--ranks", type=int, metavar="N", help="train with N processes, each with a GPU of its own")
+    parser.add_argument(
+        "--parallel", choices=("ddp", "fsdp2"), help="whether each holds the whole model (the default) or a shard of it"
+    )
+
+
+def parallel_of(args: argparse.Namespace):
+    """What the options say, one process where they say so; None where they say nothing."""
+    from training.calculator import parallel
+
+    if args.ranks is None and args.parallel is None:
+        return None
+    ranks = 1 if args.ranks is None else args.ranks
+    kind = args.parallel or ("ddp" if ranks > 1 else None)
+    return parallel.of_arguments(kind, ranks) or parallel.Parallel("ddp", 1)
 
 
 def add_summary(report: Report, run_id: str, summary: dict) -> None:
@@ -44,8 +67,9 @@ def add_summary(report: Report, run_id: str, summary: dict) -> None:
         unchanged = " (the untrained model: training has improved nothing)" if summary["best_step"] == 0 else ""
         report.add("best", f"{summary['best_loss_nats']:.4f} nats at step {summary['best_step']}{unchanged}")
     report.add("memory", _memory(summary["peak_bytes"], summary["estimate_bytes"]))
-    backend = "" if summary["backend"] == "native" else f", by {summary['backend']}"
-    report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}{backend}")
+    by = "" if summary["backend"] == "native" else f", by {summary['backend']}"
+    together = f", {summary['processes']} processes" if summary.get("processes", 1) > 1 else ""
+    report.add("device", f"{summary['device']}, {summary['dtype']}, {summary['attention']}{by}{together}")
     report.add("next", f"make export-gguf CHECKPOINT={run_id}")
 
 

@@ -3,7 +3,8 @@
 `step_000200/` holds the weights and their settings (`model.safetensors` with `config.json`, or those of an adapter),
 the tokenizer's files, `recipe.json` and `manifest.json`; `state/` holds `optimizer.safetensors`,
 `generators.safetensors`, `state.json` and a manifest of its own. The folder is written beside its place and renamed
-once. Nothing is pickled. What is written is a snapshot, so that training may go on meanwhile (`saver`).
+once. Nothing is pickled. What is written is a snapshot, so that training may go on meanwhile (`saver`). How many
+processes have trained shows in `generators.safetensors` alone, which holds those of each.
 """
 
 import copy
@@ -18,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from training.core import files, version
 from training.engine import generators
 from training.engine.optimizer import load_state_tensors, state_tensors
+from training.engine.parallel import Ranks
 from training.engine.state import TrainState
+from training.objectives import shards
 from training.objectives.trainee import Trainee
 from training.runs.folder import STATE_KIND, RunFolder
 from training.tokenizer.artifact import Tokenizer
@@ -30,19 +33,30 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Everything that a checkpoint holds of a moment."""
+    """Everything that a checkpoint holds of a moment.
+
+    Args:
+        is_copy: whether its tensors are its own already.
+    """
 
     state: TrainState
     weights: Tensors
     optimizer: Tensors
     generators: Tensors
     settings: dict
+    is_copy: bool = False
 
     @classmethod
-    def of(cls, trainee: Trainee, optimizer: torch.optim.Optimizer, state: TrainState) -> "Snapshot":
-        """The moment itself: its tensors are those that are being trained."""
+    def of(
+        cls, trainee: Trainee, optimizer: torch.optim.Optimizer, state: TrainState, ranks: Ranks
+    ) -> "Snapshot":  # fmt: skip
+        """The moment itself: its tensors are those that are being trained; of shards, the whole ones that the first
+        process puts together."""
         weights, states = trainee.weights(), state_tensors(trainee.model, optimizer)
-        return cls(state, weights, states, generators.states(), trainee.settings())
+        if ranks.shards:
+            weights, states = (shards.gathered(one, keeps=ranks.is_first) for one in (weights, states))
+        drawn = generators.of_all(ranks.gathered_bytes(generators.states()))
+        return cls(state, weights, states, drawn, trainee.settings(), is_copy=ranks.shards)
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +65,7 @@ class Snapshot:
 
     def copied(self) -> "Snapshot":
         """A copy in host memory, which training does not change any more."""
-        parts = {"weights": self.weights, "optimizer": self.optimizer}
+        parts = {} if self.is_copy else {"weights": self.weights, "optimizer": self.optimizer}
         copies = {name: {key: _copy(one) for key, one in part.items()} for name, part in parts.items()}
         return dataclasses.replace(self, state=copy.deepcopy(self.state), **copies)
 
@@ -104,13 +118,20 @@ def _save(tensors: Tensors, path: Path, metadata: dict | None = None) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
-def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Load weights, optimizer, generators and state; the generators come last, right before the next draw."""
+def load(folder: Path, trainee: Trainee, optimizer: torch.optim.Optimizer, ranks: Ranks, seed: int) -> TrainState:
+    """Load weights, optimizer, generators and state; the generators come last, right before the next draw.
+
+    A process of which the checkpoint has no generators draws from a seed of its own.
+    """
     trainee.load(folder)
     state_folder = folder / "state"
     load_state_tensors(trainee.model, optimizer, load_file(state_folder / "optimizer.safetensors"))
     state = TrainState.from_json(files.read_json(state_folder / "state.json"))
-    generators.restore(load_file(state_folder / "generators.safetensors"))
+    drawn = generators.of_rank(load_file(state_folder / "generators.safetensors"), ranks.rank)
+    if drawn is not None:
+        generators.restore(drawn)
+    else:
+        generators.begin(seed, state.step, ranks.rank)
     return state
 
 

@@ -1,8 +1,8 @@
 """The engine's own process: `python -m training.engine.child FOLDER PULSE RESULT PARENT`, started by the supervisor.
 
 FOLDER is a run's; PULSE and RESULT are descriptors: the page it says its stage on, and the file that it leaves one JSON
-document in: `{"summary"}`, `{"error"}`, `{"fault"}` or `{"interrupted", "what"}`. A death without one is the
-supervisor's to explain.
+document in: `{"summary"}`, `{"error"}`, `{"fault"}`, `{"deserted"}` where another process of the run is gone, or
+`{"interrupted", "what"}`. A death without one is the supervisor's to explain.
 It dies with its supervisor. SIGUSR1 writes the stacks of all threads to the run's `stacks.log`, as do fatal signals.
 """
 
@@ -44,9 +44,16 @@ def _train(folder: Path, pulse: int) -> dict:
         return {"interrupted": signals.name_of(interrupt), "what": str(interrupt)}
     except Exception as error:
         known = error if isinstance(error, TrainyardError) else translated(error)
+        if known is None and _is_deserted(error):
+            return {"deserted": str(error)}
         if known is None:
             log.say(traceback.format_exc())
         return {"error": known.to_json()} if known else {"fault": repr(error)}
+
+
+def _is_deserted(error: Exception) -> bool:
+    parallel = sys.modules.get("training.engine.parallel")
+    return parallel is not None and parallel.is_of_another(error)
 
 
 if __name__ == "__main__":

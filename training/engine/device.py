@@ -68,8 +68,9 @@ def use_expandable_segments() -> None:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def use_cores() -> int:
-    """Give torch the cores that this process may use, unless OMP_NUM_THREADS says otherwise; return their number."""
+def use_cores(num_processes: int = 1) -> int:
+    """Give torch its part of the cores that so many processes may use, unless OMP_NUM_THREADS says otherwise; return
+    the number of its threads."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_processes))
     return torch.get_num_threads()

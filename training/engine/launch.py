@@ -4,23 +4,31 @@ All that a person has got wrong is told before the run waits for its turn, witho
 (`supervisor`, `child`) imports.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
+from typing import TYPE_CHECKING
 
 from training import __version__
 from training.calculator import fit
+from training.calculator.parallel import Parallel
 from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
 from training.data import longest
-from training.engine import environment, supervisor, trainable
+from training.engine import environment, supervisor, torchrun, trainable
 from training.engine.backends import contract as backends
 from training.engine.inputs import Inputs, resolve_inputs
 from training.engine.pulse import Pulse
+from training.engine.requests import Requests
 from training.objectives import registry
 from training.recipe import kept
 from training.recipe.load import Resolved, load
 from training.recipe.model import Recipe
 from training.runs.folder import STATE_KIND, RunFolder, all_runs
+
+if TYPE_CHECKING:
+    from training.engine.parallel import Ranks
 
 _logger = logging.getLogger(__name__)
 
@@ -50,21 +58,28 @@ def _key_of(run: RunFolder) -> str | None:
         return None
 
 
-def start(resolved: Resolved, *, reuse: bool = False) -> tuple[RunFolder, dict, bool]:
+def start(
+    resolved: Resolved, *, reuse: bool = False, parallel: Parallel | None = None
+) -> tuple[RunFolder, dict, bool]:  # fmt: skip
     """Train a recipe as a new run; returns the run, its summary and whether a finished run was reused.
 
-    With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with.
+    With `reuse`, a completed run of the same key is returned as it is, and an unfinished one is gone on with. With
+    `parallel` several processes of this machine train it, which changes nothing of what is trained. The summary is
+    empty in a process of torchrun's that follows another.
     """
-    trainable.require(resolved)
+    parallel = _several(torchrun.parallel(parallel))
+    trainable.require(resolved, parallel)
     resolved = registry.of(resolved.recipe.method).settled(resolved)
     recipe = resolved.recipe
-    fitting = fit.require(resolved, longest.of_recipe(recipe))
+    fitting = fit.require(resolved, longest.of_recipe(recipe), parallel)
+    if torchrun.follows():
+        return *_following(parallel), False
     inputs = resolve_inputs(recipe)
     key = run_key(resolved, inputs)
     if reuse:
         with _one_of(key, recipe.name):
             same = find_same(key)
-            return (same, *_reused(same)) if same else (*_new(resolved, key, inputs, fitting), False)
+            return (same, *_reused(same, parallel)) if same else (*_new(resolved, key, inputs, fitting), False)
     return *_new(resolved, key, inputs, fitting), False
 
 
@@ -79,48 +94,64 @@ def _new(resolved: Resolved, key: str, inputs: Inputs, fitting: fit.Fit) -> tupl
     recipe = resolved.recipe
     run = RunFolder.create(recipe.name, {
         "status": "waiting", "name": recipe.name, "method": recipe.method, "key": key,
-        "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(),
-        "estimate_bytes": _held_against(recipe, fitting),
+        "recipe_sha256": resolved.sha256, "parent": None, **inputs.origin(), **_planned(recipe, fitting),
     })  # fmt: skip
     kept.write(resolved, run.path / "recipe.yaml")
     _logger.info("run %s", run.id)
     return run, _in_turn(run)
 
 
-def _held_against(recipe: Recipe, fitting: fit.Fit) -> int | None:
-    """What the recorded peak is held against: the tensors on a GPU, else the whole process; the native step's alone."""
+def _planned(recipe: Recipe, fitting: fit.Fit) -> dict:
+    """How many processes train a run, and what a process's peak is held against: the tensors on a GPU, else all; the
+    native step's alone."""
     peak = fitting.estimate.peak
-    if recipe.backend != "native":
-        return None
-    return peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes
+    estimate = peak.allocated_bytes if fitting.device.kind == "cuda" else peak.device_bytes
+    return {
+        "parallel": fitting.parallel.to_json() if fitting.parallel else None,
+        "estimate_bytes": estimate if recipe.backend == "native" else None,
+    }
 
 
-def _reused(run: RunFolder) -> tuple[dict, bool]:
+def _several(parallel: Parallel | None) -> Parallel | None:
+    return parallel if parallel and parallel.ranks > 1 else None
+
+
+def _reused(run: RunFolder, parallel: Parallel | None) -> tuple[dict, bool]:
     """The summary of a run of the same key, and whether it was completed before."""
     was_completed = run.status() == "completed"
-    return resume(run), was_completed
+    return resume(run, parallel or Parallel("ddp", 1)), was_completed
 
 
-def resume(run: RunFolder) -> dict:
+def resume(run: RunFolder, parallel: Parallel | None = None) -> dict:
     """Go on with a run from its newest complete checkpoint, under the same id; returns its summary.
 
-    A run that is completed is left as it is. Raises UserError where it is still running.
+    It is trained by as many processes as before, unless `parallel` says otherwise: how many there are changes nothing
+    of what is trained. A run that is completed is left as it is. Raises UserError where it is still running.
     """
     if run.status() == "completed":
         return run.summary()
-    _kept_recipe(run)
-    return _in_turn(run)
+    parallel = torchrun.parallel(parallel)
+    if torchrun.follows():
+        return _following(parallel)[1]
+    resolved, before = _kept_recipe(run), run.record().get("parallel")
+    wanted = _several(parallel or (Parallel(**before) if before else None))
+    if wanted:
+        trainable.require(resolved, wanted)
+    changes = {}
+    if before != (wanted.to_json() if wanted else None):
+        changes = _planned(resolved.recipe, fit.require(resolved, longest.of_recipe(resolved.recipe), wanted))
+    return _in_turn(run, changes)
 
 
-def _in_turn(run: RunFolder) -> dict:
-    """Wait for the machine and train the run to its end in a process of its own. The status on disk is true whatever
+def _in_turn(run: RunFolder, changes: dict | None = None) -> dict:
+    """Wait for the machine and train the run to its end in processes of its own. The status on disk is true whatever
     happens, a SIGKILL apart."""
     with run.work() as work:
-        run.update(status="waiting", error=None)
+        run.update(status="waiting", error=None, **(changes or {}))
         environment.write(run.path)
         try:
             with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
-                return supervisor.train(run, (work, machine))
+                return _first(run) if torchrun.is_here() else supervisor.train(run, (work, machine))
         except KeyboardInterrupt:
             _leave(run, status="paused")
             raise
@@ -135,13 +166,41 @@ def _leave(run: RunFolder, **changes: str) -> None:
         run.update(**changes)
 
 
-def train(run: RunFolder, pulse: Pulse) -> dict:
-    """The engine's part: train the run to its end in this process; returns its summary."""
-    resolved = _kept_recipe(run)
+def _first(run: RunFolder) -> dict:
+    """Train the run as the first of torchrun's processes."""
+    from training.engine import parallel
+
+    ranks = parallel.join((run.record().get("parallel") or {}).get("kind", "ddp"))
+    ranks.told(run.id)
+    return train(run, Pulse.create(), ranks)
+
+
+def _following(wanted: Parallel) -> tuple[RunFolder, dict]:
+    """Train the run that the first of torchrun's processes tells of; returns it, and nothing of what came of it."""
+    from training.engine import parallel
+
+    ranks = parallel.join(wanted.kind)
+    run = RunFolder.open(ranks.told(None))
+    with Requests(run.path).listening():  # torchrun sends its signals to all: the first process decides
+        return run, train(run, Pulse.create(), ranks)
+
+
+def train(run: RunFolder, pulse: Pulse, ranks: Ranks | None = None) -> dict:
+    """The engine's part: train the run to its end in this process, which may have met others already; returns its
+    summary."""
+    resolved, record = _kept_recipe(run), run.record()
     backends.of(resolved.recipe.backend).prepare()
+    from training.engine import follower, parallel
     from training.engine.trainer import Trainer
 
-    return Trainer(run, resolved, resolve_inputs(resolved.recipe, run.record()), pulse).run()
+    ranks = ranks or parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
+    inputs = resolve_inputs(resolved.recipe, record)
+    if ranks.is_first:
+        summary = Trainer(run, resolved, inputs, pulse, ranks).run()
+    else:
+        summary = follower.Follower(run, resolved.recipe, inputs, ranks).run()
+    ranks.leave()  # not after an error, which others may be waiting in
+    return summary
 
 
 def _kept_recipe(run: RunFolder) -> Resolved:

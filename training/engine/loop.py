@@ -2,7 +2,7 @@
 
 Invariants: a window's gradient does not depend on how it is cut (`window`); the order of rows is a function of the data
 seed and the epoch (`order`); the learning rate is a function of the step and the recorded plan (`budget`, `schedule`).
-So a resume goes on bit for bit on a CPU.
+So a resume goes on bit for bit on a CPU. Of several processes the first one's clock and requests count (`parallel`).
 """
 
 import math
@@ -17,6 +17,7 @@ from training.engine.budget import Clock
 from training.engine.hooks import Hooks, StepResult
 from training.engine.optimizer import allocate, set_rate
 from training.engine.order import Windows
+from training.engine.parallel import Ranks
 from training.engine.state import TrainState
 from training.engine.window import Gradients, Sums
 from training.objectives.contract import Objective, Score, measure
@@ -32,16 +33,18 @@ class Loop:
 
     Args:
         validation: objective and the fixed rows that validation is measured on, or None.
+        ranks: the processes that train together; this one alone by default.
     """
 
     def __init__(
         self, recipe: Recipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer, objective: Objective,
-        validation: tuple[Objective, np.ndarray] | None, hooks: Hooks,
+        validation: tuple[Objective, np.ndarray] | None, hooks: Hooks, ranks: Ranks | None = None,
     ):  # fmt: skip
+        self._ranks = ranks or Ranks()
         self.recipe, self.model, self.optimizer, self.objective = recipe, model, optimizer, objective
         self.validation, self.hooks = validation, hooks
         self._windows = Windows(recipe, objective)
-        self._gradients = Gradients(recipe, model, optimizer, objective, hooks)
+        self._gradients = Gradients(recipe, model, optimizer, objective, hooks, self._ranks)
         self._since_save = self._since_validation = time.monotonic()
 
     # ---- one step
@@ -100,19 +103,30 @@ class Loop:
         self._clock.validation_seconds = self._since_validation - started
 
     def _measured(self, objective: Objective, rows: np.ndarray, state: TrainState) -> Score:
-        """The score, in smaller batches where memory runs out: its value does not depend on them."""
+        """The score, each process measuring its share."""
         size = state.rung.micro_batch
+        own_rows = rows[self._ranks.rank :: self._ranks.size]
+        own = self._own_score(objective, own_rows, size)
+        others = -(-len(rows) // self._ranks.size)
+        if self._ranks.shards and -(-len(own_rows) // size) < -(-others // size):
+            measure(self.model, objective, rows[:1], size)  # others wait for this process's shards
+        nats, num_tokens, num_bytes = self._ranks.sums(own.nats, own.num_tokens, own.num_bytes)
+        return Score(nats, int(num_tokens), int(num_bytes))
+
+    def _own_score(self, objective: Objective, rows: np.ndarray, size: int) -> Score:
+        """In smaller batches where memory runs out: the value does not depend on them."""
         while True:
             try:
                 return measure(self.model, objective, rows, size)
             except RuntimeError as error:
-                if size == 1 or not ladder.is_out_of_memory(error):
+                if size == 1 or self._ranks.shards or not ladder.is_out_of_memory(error):
                     raise
             size //= 2
 
     def _due(self, step: int, every_steps: int | None, every_minutes: float | None, since: float) -> bool:
-        by_step = every_steps is not None and step % every_steps == 0
-        return by_step or (every_minutes is not None and time.monotonic() - since >= every_minutes * 60)
+        if every_steps is not None and step % every_steps == 0:
+            return True
+        return every_minutes is not None and self._ranks.told(time.monotonic() - since >= every_minutes * 60)
 
     def _save(self, state: TrainState) -> None:
         started = time.monotonic()
@@ -134,7 +148,7 @@ class Loop:
     def _try(self, state: TrainState) -> None:
         """Try the longest rows, compiled where that was decided."""
         allocate(self.optimizer)
-        rows = trial.rows_of(self.recipe, self.objective)
+        rows = trial.rows_of(self.recipe, self.objective, self._ranks.size)
 
         def attempt() -> None:
             trial.run(self._gradients, state, rows)
@@ -166,18 +180,26 @@ class Loop:
         if result is not None:
             self._clock.count_step(result.seconds)
             self.hooks.on_step(state, result)
-        if each := self._clock.forecast(state, self.objective.num_rows):
+        if each := self._forecast(state):
             self.hooks.on_event(
                 "plan", state, total_steps=state.plan.total_steps, planned_by=state.planned_by,
                 seconds_per_step=round(each, 4),
             )  # fmt: skip
-        if (asked := self.hooks.stop_requested()) == "cancel":
+        if (asked := self._ranks.told(self.hooks.stop_requested())) == "cancel":
             return "cancelled"
         self._between_steps(state)
         if asked and state.stop_reason is None:
             self._save(state)
             return "paused"
         return None
+
+    def _forecast(self, state: TrainState) -> float | None:
+        """Plan by the clock where that is due; returns what a step costs where the plan has changed."""
+        if self.recipe.stop.max_hours is None:
+            return None
+        each = self._clock.forecast(state, self.objective.num_rows)
+        state.take_plan(self._ranks.told(state.plan_to_json()))
+        return each
 
     def _between_steps(self, state: TrainState) -> None:
         """Validate and save what is due; the last step of a run is always validated and saved."""
@@ -197,9 +219,10 @@ class Loop:
             self._save(state)
 
     def _end(self, state: TrainState) -> str | None:
+        time_is_over = self.recipe.stop.max_hours is not None and self._ranks.told(self._clock.is_over())
         return stop.reason(
             step=state.step, planned_steps=state.plan.total_steps, planned_by=state.planned_by, best=state.best,
-            time_is_over=self._clock.is_over(), patience=self.recipe.stop.patience,
+            time_is_over=time_is_over, patience=self.recipe.stop.patience,
         )  # fmt: skip
 
 

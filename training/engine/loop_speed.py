@@ -14,6 +14,7 @@ import numpy as np
 from training.core import paths
 from training.core.timing import Ratio, best, best_of_both, seconds
 from training.engine import checkpoint, device
+from training.engine.parallel import Ranks
 from training.engine.probe import TrainerProbe
 from training.engine.saver import Saver
 from training.recipe.load import load
@@ -64,7 +65,7 @@ class _Saving:
 
     def save(self) -> None:
         """Save it as it stands; the save before is done."""
-        snapshot = checkpoint.Snapshot.of(self._probe.trainee, self._probe.optimizer, self._probe.state)
+        snapshot = checkpoint.Snapshot.of(self._probe.trainee, self._probe.optimizer, self._probe.state, Ranks())
         self._saver.save(snapshot)
 
     def wait(self) -> None:

@@ -8,6 +8,7 @@ arXiv 2110.02861) are bitsandbytes'; paged ones, which the GPU's driver moves to
 import torch
 
 from training.core.errors import MachineError
+from training.objectives import shards
 from training.recipe.model import Optimizer
 
 Tensors = dict[str, torch.Tensor]
@@ -89,6 +90,6 @@ def load_state_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
         name, _, part = key.rpartition("/")
         state = optimizer.state[by_name[name]]
         if isinstance(state[part], torch.Tensor):
-            state[part].copy_(value)
+            shards.fill(state[part], value)
         else:  # bitsandbytes counts its steps in a plain number
             state[part] = type(state[part])(value.item())

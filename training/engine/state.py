@@ -49,6 +49,15 @@ class TrainState:
     stop_reason: str | None = None
     best: BestSoFar = dataclasses.field(default_factory=BestSoFar)
 
+    def plan_to_json(self) -> dict:
+        """What the clock has a say in."""
+        return {name: dataclasses.asdict(self)[name] for name in ("plan", "planned_by", "forecast")}
+
+    def take_plan(self, values: dict) -> None:
+        """Take over what `plan_to_json` gave."""
+        self.plan, self.planned_by = Plan(**values["plan"]), values["planned_by"]
+        self.forecast = Forecast(**values["forecast"]) if values["forecast"] else None
+
     @classmethod
     def from_json(cls, values: dict) -> "TrainState":
         """The state as `dataclasses.asdict` gave it."""

@@ -1,4 +1,7 @@
-"""The engine in a process of its own, watched: what it says, how long it is silent, and what it died of.
+"""The engine in processes of its own, watched: what they say, how long they are silent, and what they died of.
+
+There is one process, or several that train one run together (`parallel`): they start and end together, and where the
+first one is silent all are.
 
 Invariants: signals reach the engine once, through here (it has a process group of its own); it never outlives this
 process. A main thread that is silent for longer than its stage allows has its stacks written to the run's `stacks.log`,
@@ -14,12 +17,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from training.core import errors, memory_kills, process, signals
 from training.core.errors import RunError
 from training.core.report import make_command
 from training.core.units import format_bytes, format_seconds
+from training.engine import torchrun
 from training.engine.pulse import Beat, Pulse
 from training.runs.events import EventLog
 from training.runs.folder import STACKS_FILE, RunFolder
@@ -28,6 +35,8 @@ ENGINE = (sys.executable, "-m", "training.engine.child")
 MAX_RESTARTS = 2
 _POLL_SECONDS = 1.0
 _STACKS_SECONDS = 3.0
+_FAREWELL_SECONDS = 30.0
+"""What the others may take to end by themselves where one of several processes has ended too soon."""
 _logger = logging.getLogger(__name__)
 
 
@@ -59,12 +68,14 @@ class End:
     signalled: str | None
     silent_seconds: float | None
     memory: str
+    who: str = "no word of its own"
 
 
 def train(run: RunFolder, descriptors: tuple[int, ...] = (), limits: Limits | None = None) -> dict:
     """Train a run to its end and return its summary; `descriptors` are the locks that the engine holds as well.
 
-    Raises what the engine raised, KeyboardInterrupt where it was told to stop, RunError where it died or hung.
+    How many processes train it stands in the run's record. Raises what the engine raised, KeyboardInterrupt where it
+    was told to stop, RunError where it died or hung.
     """
     for restarts in range(MAX_RESTARTS + 1):
         end = _one_engine(run, descriptors, limits or Limits())
@@ -75,65 +86,129 @@ def train(run: RunFolder, descriptors: tuple[int, ...] = (), limits: Limits | No
 
 
 def _one_engine(run: RunFolder, descriptors: tuple[int, ...], limits: Limits) -> End:
-    pulse, result = Pulse.create(), os.memfd_create("result")
+    parallel = run.record().get("parallel") or {"ranks": 1}
+    pulse, results = Pulse.create(), [os.memfd_create("result") for _ in range(parallel["ranks"])]
     try:
-        engine = _Engine(run, pulse, result, descriptors)
-        return engine.watched(limits)
+        with _meeting(parallel["ranks"]) as meeting:
+            engine = _Engine(run, pulse, results, descriptors, meeting)
+            return engine.watched(limits)
     finally:
         pulse.close()
-        os.close(result)
+        for result in results:
+            os.close(result)
         stacks = run.path / STACKS_FILE
         if stacks.is_file() and not stacks.stat().st_size:
             stacks.unlink()
 
 
-class _Engine:
-    """One process of the engine, from its start to its end."""
+@contextlib.contextmanager
+def _meeting(num_processes: int) -> Iterator[list[dict[str, str]]]:
+    """What each process finds in its environment; several meet in a file, and speak over the loopback alone."""
+    if num_processes == 1:
+        yield [{}]
+        return
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
+        common = {
+            "WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes),
+            torchrun.MEETING: (Path(folder) / "meeting").as_uri(), "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        yield [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 
-    def __init__(self, run: RunFolder, pulse: Pulse, result: int, descriptors: tuple[int, ...]):
-        self.run, self.pulse, self.result = run, pulse, result
+
+class _Engine:
+    """The engine's processes, from their start to their end."""
+
+    def __init__(
+        self, run: RunFolder, pulse: Pulse, results: list[int], descriptors: tuple[int, ...],
+        meeting: list[dict[str, str]],
+    ):  # fmt: skip
+        self.run, self.pulse, self.results, self._meeting = run, pulse, results, meeting
         self.signalled: str | None = None
         self._num_signals = 0
         self._kills, self._peak_bytes = memory_kills.count(), 0
         self._locks = descriptors
-        self._process: subprocess.Popen | None = None
+        self._processes: list[subprocess.Popen] = []
+        self._deserted_since: float | None = None
+        self._first_ended: int | None = None
 
     def _start(self) -> None:
-        page, result = self.pulse.descriptor, self.result
-        self._process = subprocess.Popen(
-            [*ENGINE, str(self.run.path), *map(str, (page, result, os.getpid()))],
-            pass_fds=(page, result, *self._locks), process_group=0,
-            stdin=subprocess.DEVNULL, stdout=sys.stderr if _has_stderr() else subprocess.DEVNULL,
-        )  # fmt: skip
+        page = self.pulse.descriptor
+        for result, environment in zip(self.results, self._meeting, strict=True):
+            one = subprocess.Popen(
+                [*ENGINE, str(self.run.path), *map(str, (page, result, os.getpid()))], env=os.environ | environment,
+                pass_fds=(page, result, *self._locks), process_group=0,
+                stdin=subprocess.DEVNULL, stdout=sys.stderr if _has_stderr() else subprocess.DEVNULL,
+            )  # fmt: skip
+            self._processes.append(one)
         if self.signalled:  # in the moment of its start
-            self._process.send_signal(signal.Signals[self.signalled])
+            self._processes[0].send_signal(signal.Signals[self.signalled])
 
     def watched(self, limits: Limits) -> End:
-        """Wait for the process's end, passing signals on, and end it where it is silent for too long."""
+        """Wait for the end of all, passing signals on, and end them where they are silent for too long."""
         silent = None
         with signals.handled(self._forward):
             self._start()
             watched_since = looked = time.monotonic()
-            while not self._has_ended(_POLL_SECONDS):
+            while not self._have_ended(_POLL_SECONDS):
                 now = time.monotonic()
                 if now - looked > 10 * _POLL_SECONDS:  # this process was itself stopped, perhaps both were
                     watched_since = now
                 looked = now
                 beat = self.pulse.last()
-                self._peak_bytes = max(self._peak_bytes, process.peak_rss_bytes(self._process.pid))
+                peaks = (process.peak_rss_bytes(one.pid) for one in self._processes)
+                self._peak_bytes = max(self._peak_bytes, *peaks)
                 if (waited := now - max(beat.at, watched_since)) > limits.of(beat):
                     silent = waited
                     self._end_silent(beat, waited)
+        told = self._told()
         return End(
-            self._process.returncode, self._document(), self.pulse.last(), self.signalled, silent, self._memory()
-        )
+            self._processes[told].returncode, self._document(told), self.pulse.last(), self.signalled, silent,
+            self._memory(), self._who(told),
+        )  # fmt: skip
 
-    def _has_ended(self, seconds: float) -> bool:
-        try:
-            self._process.wait(seconds)
-            return True
-        except subprocess.TimeoutExpired:
-            return False
+    def _have_ended(self, seconds: float) -> bool:
+        """Whether all have ended within a time; where one of several ends too soon, the others are ended."""
+        deadline = time.monotonic() + seconds
+        while running := [one for one in self._processes if one.poll() is None]:
+            self._leave_no_one_behind(running)
+            try:
+                each = max(0.0, deadline - time.monotonic()) / len(running)
+                running[0].wait(each if len(running) == 1 else min(each, 0.05))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= deadline:
+                    return False
+        return True
+
+    def _leave_no_one_behind(self, running: list[subprocess.Popen]) -> None:
+        """Kill those that still run a while after one has ended that had not trained to the end."""
+        if self._deserted_since is None:
+            ended = [rank for rank, one in enumerate(self._processes) if one.poll() is not None]
+            failed = [rank for rank in ended if "summary" not in self._document(rank)]
+            if not failed:
+                return
+            self._deserted_since, self._first_ended = time.monotonic(), failed[0]
+        if time.monotonic() - self._deserted_since > _FAREWELL_SECONDS:
+            _logger.warning("process %d has ended; ending the others", self._first_ended)
+            for one in running:
+                one.kill()
+
+    def _told(self) -> int:
+        """The process whose end is told: one that died without a word, else one that says what was wrong, else the
+        first; what another's death did to it says nothing."""
+        if len(self._processes) == 1:
+            return 0
+        documents = [self._document(rank) for rank in range(len(self._processes))]
+        if self._first_ended is not None and not documents[self._first_ended]:
+            return self._first_ended
+        for kind in ("error", "fault", "interrupted"):
+            for rank, document in enumerate(documents):
+                if kind in document:
+                    return rank
+        return 0
+
+    def _who(self, rank: int) -> str:
+        together = "" if len(self._processes) == 1 else f" by process {rank} of {len(self._processes)}"
+        return f"no word of its own{together}"
 
     def _end_silent(self, beat: Beat, seconds: float) -> None:
         """Have all stacks written down, then kill: what hangs does not save."""
@@ -141,22 +216,29 @@ class _Engine:
             "the engine has been silent for %s (%s, step %d); its stacks go to %s", format_seconds(seconds), beat.stage,
             beat.step, self.run.path / STACKS_FILE,
         )  # fmt: skip
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
-        if not self._has_ended(_STACKS_SECONDS):
-            self._process.kill()
-            self._process.wait()
+        for one in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                one.send_signal(signal.SIGUSR1)
+        if not self._have_ended(_STACKS_SECONDS):
+            for one in self._processes:
+                one.kill()
+            for one in self._processes:
+                one.wait()
 
     def _forward(self, number: int, _frame: object) -> None:
-        """Pass a signal on: the first lets the engine save, a second one stops it at once, a third one kills it."""
+        """Pass a signal on: the first lets the engine save, a second one stops it at once, a third one kills it.
+
+        The first one goes to the first process, which tells the others.
+        """
         self.signalled = signal.Signals(number).name
         self._num_signals += 1
-        if self._process is not None:
-            self._process.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
+        for one in self._processes[: 1 if self._num_signals == 1 else None]:
+            one.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
 
-    def _document(self) -> dict:
+    def _document(self, rank: int) -> dict:
+        result = self.results[rank]
         try:
-            return json.loads(os.pread(self.result, os.fstat(self.result).st_size, 0))
+            return json.loads(os.pread(result, os.fstat(result).st_size, 0))
         except ValueError:
             return {}
 
@@ -220,7 +302,7 @@ def _death(run: RunFolder, end: End) -> RunError:
         memory = f"; {end.memory}" if name == "SIGKILL" else ""
         return RunError(
             f"the engine was ended by {name}", where=place if name == "SIGKILL" else stacks,
-            found=f"no word of its own{memory}", expected="a run that ends by itself", next_command=again,
+            found=f"{end.who}{memory}", expected="a run that ends by itself", next_command=again,
         )  # fmt: skip
     return RunError(
         "the engine ended without a word", where=place, found=f"exit status {end.status}; see what it said above",

@@ -3,8 +3,10 @@
 import importlib.util
 
 from training.calculator import devices
+from training.calculator.parallel import Parallel
 from training.core.errors import MachineError, Problems, TrainyardError, UserError
 from training.data.dataset import Dataset
+from training.engine import torchrun
 from training.engine.backends import contract as backends
 from training.objectives import registry
 from training.recipe.load import Resolved
@@ -102,9 +104,66 @@ def _float16(resolved: Resolved) -> list[TrainyardError]:
     ]  # fmt: skip
 
 
-def require(resolved: Resolved) -> None:
+def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardError]:
+    """Everything that keeps several processes of this machine from training a recipe together."""
+    recipe, ranks, found = resolved.recipe, parallel.ranks, []
+    if recipe.batch.accumulate < ranks:
+        found.append(
+            UserError(
+                "there are more processes than micro-batches in a window", where="NPROC", found=ranks,
+                expected=f"at most {recipe.batch.accumulate}, batch.accumulate",
+                next_command=f"the same command with batch.accumulate={ranks}, and data.micro_batch that much smaller",
+            )
+        )  # fmt: skip
+    if recipe.backend != "native":
+        found.append(
+            UserError(
+                f"backend {recipe.backend} trains in one process", where=resolved.origins.get("backend"),
+                found=f"{ranks} processes", expected="NPROC=1, or backend: native",
+                next_command="the same command without NPROC, or with backend=native in ARGS",
+            )
+        )  # fmt: skip
+    num_gpus, num_here = len(devices.gpus()), torchrun.num_here(parallel)
+    if 0 < num_gpus < num_here:
+        found.append(
+            MachineError(
+                "there are more processes than GPUs", where="NPROC", found=num_here, expected=f"at most {num_gpus}",
+                next_command=f"the same command with NPROC={num_gpus}",
+            )
+        )  # fmt: skip
+    if recipe.memory.compile == "auto" or (recipe.memory.compile and parallel.kind == "fsdp2"):
+        found.append(
+            UserError(
+                f"several processes under {parallel.kind} do not try what compiling brings",
+                where=resolved.origins.get("memory.compile"), found=f"memory.compile: {recipe.memory.compile}",
+                expected="false" if parallel.kind == "fsdp2" else "true or false",
+                next_command="the same command with memory.compile=false in ARGS",
+            )
+        )  # fmt: skip
+    if parallel.kind == "fsdp2":
+        whole = "the same command with --parallel ddp in ARGS"
+        if recipe.memory.weights == "nf4":
+            found.append(
+                UserError(
+                    "weights in 4 bits are not sharded", where=resolved.origins.get("memory.weights"),
+                    found="memory.weights: nf4 under fsdp2", expected="ddp, or weights in 16 bits", next_command=whole,
+                )
+            )  # fmt: skip
+        if recipe.optimizer.name != "adamw":
+            found.append(
+                UserError(
+                    "optimizer states in 8 bits are not sharded", where=resolved.origins.get("optimizer.name"),
+                    found=f"optimizer.name: {recipe.optimizer.name} under fsdp2", expected="ddp, or adamw",
+                    next_command=whole,
+                )
+            )  # fmt: skip
+    return found
+
+
+def require(resolved: Resolved, parallel: Parallel | None = None) -> None:
     """Raise Problems with all of them, where there are any."""
-    if found := problems(resolved):
+    found = problems(resolved) + (parallel_problems(resolved, parallel) if parallel else [])
+    if found:
         raise Problems("the recipe cannot be trained as it is", found)
 
 

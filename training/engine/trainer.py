@@ -1,4 +1,4 @@
-"""One process's part of a run: it builds everything, trains, records, and leaves a true status behind.
+"""A run's first process, which most often is its only one: it trains, records, and leaves a true status behind.
 
 How it is asked to stop is `requests`' matter, how checkpoints reach the disk is `saver`'s.
 """
@@ -8,33 +8,22 @@ import logging
 import math
 import shutil
 
-import numpy as np
 import torch
 
 from training.core import files, process, signals
 from training.core.errors import IntegrityError, RunError
 from training.core.progress import Progress
 from training.core.units import format_bytes, format_count
-from training.engine import (
-    budget,
-    checkpoint,
-    device,
-    environment,
-    loss_scale,
-    memory_cap,
-    optimizer,
-    selftest,
-)
-from training.engine.backends import contract as backends
+from training.engine import checkpoint, environment, selftest
+from training.engine.assembly import Assembly, take_device
 from training.engine.hooks import Hooks, StepResult
-from training.engine.inputs import Inputs, rows_of
-from training.engine.ladder import Rung
+from training.engine.inputs import Inputs
+from training.engine.parallel import Ranks
 from training.engine.pulse import STAGES, Pulse
 from training.engine.requests import CANCEL, PAUSE, Requests
 from training.engine.saver import Saver
 from training.engine.state import TrainState
-from training.objectives import liger_loss, registry
-from training.objectives.contract import Objective, Score
+from training.objectives.contract import Score
 from training.recipe.load import Resolved
 from training.runs.course import UNLIMITED_STEPS
 from training.runs.events import EventLog, read_events
@@ -44,9 +33,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Trainer(Hooks):
-    """One process's part of a run: builds everything, trains, records, and leaves a true status behind."""
+    """The first process's part of a run: trains, records, and leaves a true status behind."""
 
-    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse):
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse, ranks: Ranks | None = None):
+        self.ranks = ranks or Ranks()
         self.pulse, self._step, self._has_stepped = pulse, 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._requests = Requests(run.path)
@@ -79,26 +69,14 @@ class Trainer(Hooks):
 
     def _train(self) -> dict:
         self._forget_incomplete_steps()
-        process.reset_peak_rss()  # tokenizing, where it came before, is not this run's
-        if self.recipe.memory.expandable_segments:
-            device.use_expandable_segments()
-        self.device = device.resolve(self.recipe.memory.weights)
-        threads = device.use_cores()
+        self.device, threads = take_device(self.recipe, self.ranks, self.folder.record().get("estimate_bytes"))
         environment.add(self.folder.path, self.device.reason, threads)
-        memory_cap.of_device(self.recipe.memory.cap, self.device, self.folder.record().get("estimate_bytes"))
         if self.device.torch_device.type != "cpu":
             self.events.write("selftest", 0, **selftest.require(self.device))
-        rows = rows_of(self.inputs, "train", self.recipe)
-        backend = backends.of(self.recipe.backend)
-        self.trainee = backend.build(
-            self.recipe, self.inputs.tokenizer, self.device.torch_device, self.device.dtype
-        )  # fmt: skip
-        if self.recipe.memory.loss_kernel == "liger":
-            liger_loss.put_in(self.trainee.model)
-        memory_cap.of_process(self.recipe.memory.cap, self.device)
-        self.optimizer = optimizer.build(self.trainee.model, self.recipe.optimizer)
-        state = self._state(rows.num_rows)
-        training = backend.loop(self.recipe, self.trainee, self.optimizer, rows, self._validation_rows(), self)
+        self.assembly = Assembly.of(self.recipe, self.inputs, self.device, self.ranks)
+        self.trainee = self.assembly.trainee
+        state = self._state()
+        training = self.assembly.loop(self)
         try:
             with Progress("train", _shown(state), "step", line_every_seconds=0, done=state.step) as self.progress:
                 reason = training.run(state)
@@ -119,11 +97,12 @@ class Trainer(Hooks):
         name = self._requests.signal or f"the file {CANCEL if reason == 'cancelled' else PAUSE}"
         raise signals.interruption(name, what)
 
-    def _state(self, num_rows: int) -> TrainState:
+    def _state(self) -> TrainState:
         """The state of the newest checkpoint, loaded; else that of a fresh run."""
         newest = self.folder.latest(checkpoint.STATE_KIND)
+        self.ranks.told(newest and newest.name)
         if newest is not None:
-            state = checkpoint.load(newest, self.trainee, self.optimizer)
+            state = self.assembly.go_on(newest)
             self.events.write("resume", state.step, checkpoint=newest.name)
             _logger.info("going on from step %d", state.step)
             for step in self.folder.steps():
@@ -132,12 +111,9 @@ class Trainer(Hooks):
                     checkpoint.remove(self.folder.step_folder(step))
             return state
         self._require_nothing_trained()
-        plan, planned_by = budget.first_plan(self.recipe, num_rows)
-        begun = registry.of(self.recipe.method).begin(self.recipe, self.trainee)
-        told = begun | backends.of(self.recipe.backend).versions()
-        self.events.write("start", 0, total_steps=plan.total_steps, rows=num_rows, **told)
-        scale = loss_scale.first(self.trainee.model)
-        return TrainState(plan, planned_by, Rung.of(self.recipe), loss_scale=scale)
+        state, begun = self.assembly.begin()
+        self.events.write("start", 0, **begun)
+        return state
 
     def _require_nothing_trained(self) -> None:
         """A run whose checkpoints are all damaged must not start afresh; one stopped before its first one does."""
@@ -152,15 +128,6 @@ class Trainer(Hooks):
                 expected="at least one complete checkpoint",
                 next_command=f"make train CONFIG={self.folder.path / 'recipe.yaml'} starts a new run",
             )
-
-    def _validation_rows(self) -> tuple[Objective, np.ndarray] | None:
-        """The fixed draw of validation rows; it depends on the evaluation seed alone."""
-        if not self.recipe.evaluate.is_wanted:
-            return None
-        rows = rows_of(self.inputs, "validation", self.recipe)
-        count = min(self.recipe.evaluate.records, rows.num_rows)
-        drawn = np.random.default_rng(self.recipe.seeds.eval).permutation(rows.num_rows)[:count]
-        return rows, np.sort(drawn)
 
     def _forget_incomplete_steps(self) -> None:
         """Remove what a crash left: temporary folders, and step folders that never got (or lost) their manifest."""
@@ -223,9 +190,9 @@ class Trainer(Hooks):
 
     def save(self, state: TrainState) -> None:
         self._saver.wait()
-        if state.step in self.folder.steps():
+        if self.ranks.told(state.step in self.folder.steps()):
             return
-        snapshot = checkpoint.Snapshot.of(self.trainee, self.optimizer, state)
+        snapshot = self.assembly.snapshot(state)
         checkpoint.require_space(self.folder, snapshot, self.inputs.tokenizer)
         self._saver.save(snapshot)
 
@@ -266,7 +233,7 @@ class Trainer(Hooks):
             "epochs": state.epoch, "trained_tokens": state.trained_tokens,
             "skipped_steps": state.skipped_steps, "skipped_records": state.skipped_records,
             "micro_batch": state.rung.micro_batch, "gradient_checkpointing": state.rung.checkpointing,
-            "compiled": state.compiled,
+            "compiled": state.compiled, "processes": self.ranks.size,
             "trained_seconds": round(state.trained_seconds, 2),
             "tokens_per_second": round(state.trained_tokens / max(state.trained_seconds, 1e-9), 1),
             "best_step": state.best.step, "best_loss_nats": state.best.loss_nats,

@@ -16,10 +16,11 @@ from training.objectives.contract import Objective
 from training.recipe.model import Recipe
 
 
-def rows_of(recipe: Recipe, objective: Objective) -> np.ndarray:
-    """A window of the longest rows: one micro-batch, and again where the next one meets the gradients of the last."""
+def rows_of(recipe: Recipe, objective: Objective, num_processes: int = 1) -> np.ndarray:
+    """A window of the longest rows, for each process one micro-batch, and again where the next one meets the gradients
+    of the last."""
     longest = longest_rows(objective, recipe.data.micro_batch)
-    return np.tile(longest, min(2, recipe.batch.accumulate))
+    return np.tile(longest, num_processes * min(2, -(-recipe.batch.accumulate // num_processes)))
 
 
 def run(gradients: Gradients, state: TrainState, rows: np.ndarray) -> None:

@@ -55,11 +55,16 @@ class TrainedRows:
         is_tied = model.config.get_text_config().tie_word_embeddings
         names = {id(module): name for name, module in model.named_modules()}
         rows = self._rows(embedding, dtype)
-        self.by_name = {names[id(embedding)]: rows}
-        if not is_tied:
-            self.by_name[names[id(head)]] = head_rows = self._rows(head, dtype)
-        model.set_input_embeddings(EmbeddingWithRows(embedding, rows, first))
-        model.set_output_embeddings(HeadWithRows(head, rows if is_tied else head_rows, first))
+        with_rows = EmbeddingWithRows(embedding, rows, first)
+        head_with_rows = HeadWithRows(head, rows if is_tied else self._rows(head, dtype), first)
+        self._layers = {names[id(embedding)]: with_rows} | ({} if is_tied else {names[id(head)]: head_with_rows})
+        model.set_input_embeddings(with_rows)
+        model.set_output_embeddings(head_with_rows)
+
+    @property
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """The rows by the names of their layers: as the layers hold them now, which may be in shards."""
+        return {name: layer.rows_KD for name, layer in self._layers.items()}
 
     def _rows(self, layer: nn.Module, dtype: torch.dtype) -> nn.Parameter:
         return nn.Parameter(layer.weight.data[self.first : self.first + self.count].to(dtype, copy=True))

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from training.core.errors import IntegrityError
+from training.objectives import shards
 from training.objectives.contract import Tensors
 
 
@@ -53,9 +54,8 @@ class Trainee:
                     "a tensor has another shape", where=f"{folder}: {name}", found=tuple(tensor.shape),
                     expected=tuple(own[name].shape),
                 )  # fmt: skip
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
+        for name, tensor in weights.items():
+            shards.fill(own[name], tensor)
 
     def settings(self) -> dict:
         """What of the model lies beside its weights."""

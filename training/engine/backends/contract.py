@@ -52,7 +52,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def loop(self, recipe: Recipe, trainee: Trainee, *parts: object) -> Loop:
-        """What runs the steps. `parts` are the loop's own: optimizer, objective, validation, hooks."""
+        """What runs the steps. `parts` are the loop's own: optimizer, objective, validation, hooks, processes."""
 
 
 def of(name: str) -> Backend:
