@@ -55,6 +55,10 @@ def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
     assert target.read_text() == (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 2 and "there already" in document["error"]["what"]
+    assert document["error"]["next"] == f'make recipe ARGS="copy pretrain-stdlib {tmp_path / "mine-2.yaml"}"'
+    assert call("recipe", "copy", "pretrain-stdlib", str(tmp_path / "mine-2.yaml"))[0] == 0
+    next_command = call("recipe", "copy", "pretrain-stdlib", str(target))[1]["error"]["next"]
+    assert next_command.endswith('mine-3.yaml"')
     assert call("recipe", "check", str(target), "optimizer.lr=1e-3")[1]["values"]["optimizer"]["lr"] == 1e-3
     code, document, _ = call("recipe", "check", str(target), "optimizer.lr=fast", "bogus=1")
     assert code == 2 and len(document["error"]["problems"]) == 2

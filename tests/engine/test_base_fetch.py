@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import BASE
 from tests.objectives.tiny import BASES, make_source, make_world
 from training.cli import main
+from training.commands import base_fetch as base_fetch_command
 from training.core import files, paths
+from training.core.report import Report
 from training.engine import base_source
 from training.recipe import bases
 from training.tokenizer import artifact
@@ -36,6 +39,20 @@ def test_a_pinned_base_is_a_whole_folder_that_names_its_pins(world: Path):
     assert (tokenizer.hash, tokenizer.name) == (trained.hash, "tiny")
     for name in ("vocab_size", "pre_tokenizer", "add_bos", "roles", "specials", "chat_template", "bos_id", "pad_id"):
         assert getattr(tokenizer, name) == getattr(trained, name), name
+
+
+def test_what_a_base_is_fetched_for_comes_next(world: Path, capsys: pytest.CaptureFixture):
+    """No recipe names this one yet (and none of those there is valid without its own base): one is to be copied."""
+    capsys.readouterr()
+    assert main(["base-fetch", "tiny"]) == 0
+    assert "make recipe ARGS='copy smollm2-135m mine.yaml'" in capsys.readouterr().err
+
+
+def test_the_recipes_of_a_base_are_told_those_of_lora_first():
+    report = Report(["base-fetch", BASE])
+    assert base_fetch_command._next(BASE, report) == "make check CONFIG=recipes/lora/docstrings.yaml"
+    recipes = report.rows["recipes"].splitlines()
+    assert recipes[1] == "recipes/lora/smollm2-135m.yaml" and "recipes/full/smollm2-135m.yaml" in recipes
 
 
 def test_pins_are_written_among_lines_that_stay(world: Path):

@@ -201,6 +201,53 @@ def test_a_signal_is_heard_while_pairs_are_merged(own_roots: Path, tmp_path: Pat
     assert list((own_roots / "training/tokenizers/words").glob("*")) == []
 
 
+@pytest.mark.slow
+def test_a_killed_command_leaves_nothing_that_the_next_does_not_clear(own_roots: Path, tmp_path: Path):
+    """While the proof's server runs: it goes too, and the same command makes the same tokenizer."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"number {i * 37} and {i}"}) + "\n" for i in range(2000)))
+    assert main(["data-prepare", str(path)]) == 0
+    command = [sys.executable, "-m", "training", "tokenizer-train", "--dataset", "lines", "--vocab-size", "400"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    proofs = own_roots.parent / "cache/proofs"
+    limit = time.monotonic() + 120
+    while not list(proofs.glob(".work.*/log")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    [work] = proofs.iterdir()
+    [partial] = (own_roots / "training/tokenizers/lines").iterdir()
+    assert partial.name.endswith(".partial") and not (partial / "manifest.json").exists()
+    while any(map(_runs, children)):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert subprocess.run(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL).returncode == 0
+    assert not list(proofs.iterdir()) and not work.exists()
+    [folder] = (own_roots / "training/tokenizers/lines").iterdir()
+    assert artifact.load(folder).manifest["proved"]["different"] == 0
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_make_one_tokenizer(own_roots: Path, tmp_path: Path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"number {i * 37} and {i}"}) + "\n" for i in range(2000)))
+    assert main(["data-prepare", str(path)]) == 0
+    command = [sys.executable, "-m", "training", "tokenizer-train", "--dataset", "lines", "--json", "--name", "one"]
+    both = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    documents = [json.loads(one.communicate(timeout=120)[0]) for one in both]
+    assert documents[0]["tokenizer"] == documents[1]["tokenizer"]
+    assert sorted(document["reused"] for document in documents) == [False, True]
+
+
 @pytest.mark.parametrize(("text", "vocab_size"), [("a0 b1 c2", 300), ("the the the", 261)])
 def test_a_vocabulary_without_merges_is_refused_before_a_server_is_asked(own_roots: Path, text: str, vocab_size: int):
     corpus = Corpus("poor", "0" * 64, "train", len(text), lambda: iter([text]))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from training.core import files
-from training.core.report import Report
+from training.core.report import Report, make_command
 
 SUMMARY = "fetch a pinned base model, every file's hash checked"
 EXAMPLE = "make base-fetch BASE=smollm2-135m-instruct"
@@ -27,5 +27,16 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add(Path(name).name, f"sha256 {files.short(digest)}, " + ("pinned now" if args.pin else "as pinned"))
     report.add("weights", f"sha256 {files.short(manifest['weights_sha256'])}")
     report.add("folder", base.folder)
-    report.add("next", "make recipe ARGS=ls lists what to train it with")
+    report.add("next", _next(base.name, report))
     return {"schema": 1, "reused": fetched.reused, "folder": str(base.folder), "manifest": manifest}
+
+
+def _next(name: str, report: Report) -> str:
+    """What a base is fetched for: the recipes that train it, told, and the first one's preflight."""
+    from training.recipe import catalogue
+
+    recipes = [entry.shown for entry in catalogue.on_base(name)]
+    if not recipes:
+        return make_command("recipe", "copy", "smollm2-135m", "mine.yaml") + f", with model.base: {name} in it"
+    report.add("recipes", "\n".join(recipes))
+    return make_command("check", CONFIG=recipes[0])

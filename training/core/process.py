@@ -56,10 +56,17 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def give_back() -> None:
+    """Give memory that was freed back to the system, where the C library can: it keeps what a library's threads freed,
+    and the next stage's would come on top of it (malloc_trim(3))."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def reset_peak_rss() -> None:
     """Give freed memory back and count the peak of resident memory anew; where that cannot be, the old peak stays."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back()
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -16,6 +16,8 @@ from training.data import record
 KIND = "dataset"
 STATS = "stats.json"
 TOKENS = "tokens"
+FROM_PYTHON = ("stdlib", "docstrings")
+"""Data sets that every machine can make, of the Python that runs this; `data-prepare` has an option of each name."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def load(folder: Path) -> Dataset:
 
 def resolve(reference: str) -> Path:
     """Return the folder of `name@hash`, `name` (its newest) or a folder's path. Raises UserError."""
-    return store.resolve(reference, paths.roots().datasets, KIND, "make data-prepare INPUT=my.jsonl")
+    source = "ARGS=--" + reference if reference in FROM_PYTHON else "INPUT=my.jsonl"
+    return store.resolve(reference, paths.roots().datasets, KIND, f"make data-prepare {source}")
 
 
 # ---- verifying

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -10,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core import files, paths, store
-from training.core.errors import UserError
+from training.core.errors import TrainyardError, UserError
 from training.recipe import bases
+from training.recipe.load import load
 
 FOLDER = paths.REPOSITORY / "recipes"
 
@@ -65,9 +68,29 @@ def copy(name: str, target: Path) -> Path:
     entry = find(name)
     target = target / entry.path.name if target.is_dir() or str(target).endswith("/") else target
     if target.exists():
-        raise UserError("something is there already", where=target, expected="a new name")
+        raise UserError(
+            "something is there already", where=target, found="a folder" if target.is_dir() else "a file",
+            expected="a new name", next_command=f'make recipe ARGS="copy {name} {_free(target)}"',
+        )  # fmt: skip
     files.write_text(target, _own(entry.path, target))
     return target
+
+
+def _free(target: Path) -> Path:
+    """The next name like a target's that nothing has: `mine-2.yaml`."""
+    numbered = (target.with_stem(f"{target.stem}-{number}") for number in itertools.count(2))
+    return next(path for path in numbered if not path.exists())
+
+
+def on_base(name: str) -> list[Entry]:
+    """The valid recipes whose model starts from a base, those of LoRA first, as they fit the smallest machine."""
+    named = []
+    for entry in entries():
+        with contextlib.suppress(TrainyardError):  # what is wrong with a recipe is `check`'s to tell
+            recipe = load(entry.path).recipe
+            if recipe.model.base == name:
+                named.append((recipe.method != "lora", entry.name, entry))
+    return [entry for *_, entry in sorted(named)]
 
 
 def _own(source: Path, target: Path) -> str:

@@ -8,6 +8,7 @@ it has grown to its limit.
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _TABLE_BYTES = 128 << 20
+_LEARNED_AT_ONCE = 1 << 11  # an encoding of the library takes a kilobyte and more
 _ENTRY_BYTES, _BYTES_A_CHARACTER = 200, 4  # of an entry: text, ids and the table's own
 
 
@@ -73,11 +75,12 @@ class Encoder:
                 yield b"".join(map(self._table.__getitem__, pieces))
 
     def _learn(self, pieces: set[str]) -> None:
-        ordered = list(pieces)
-        encodings = self._one_piece.encode_batch_fast(ordered, add_special_tokens=False)
-        for piece, encoding in zip(ordered, encodings, strict=True):
-            self._table[piece] = self._to_bytes(encoding.ids)
-        self._table_bytes += _ENTRY_BYTES * len(ordered) + _BYTES_A_CHARACTER * sum(map(len, ordered))
+        waiting = iter(pieces)
+        while some := list(islice(waiting, _LEARNED_AT_ONCE)):
+            encodings = self._one_piece.encode_batch_fast(some, add_special_tokens=False)
+            for piece, encoding in zip(some, encodings, strict=True):
+                self._table[piece] = self._to_bytes(encoding.ids)
+            self._table_bytes += _ENTRY_BYTES * len(some) + _BYTES_A_CHARACTER * sum(map(len, some))
 
     def _to_bytes(self, ids: list[int]) -> bytes:
         import numpy as np

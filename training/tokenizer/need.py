@@ -1,13 +1,20 @@
 """What memory the training of a tokenizer takes, told before it starts (B36).
 
-Owns the estimate. The library holds each distinct pre-token of the text with all its pairs, which took 93 to 126 bytes
-for a byte of them, whatever their lengths, and beside them a few parts of the text. How many bytes of distinct
-pre-tokens there are is counted on parts from everywhere in the text, and grows with more text by the power that the
-second half of these parts shows (Heaps' law), which is too much rather than too little.
+Owns the estimate, which is of everything that `train` does: reading, learning, measuring and the proof.
+
+- What every text needs: the libraries that are imported, the proof's server and client, two measuring encoders.
+- For each thread of the library: its arena, and the part of the text that it cuts into pre-tokens.
+- For each distinct pre-token of the text, which the library holds with all its pairs: 52 to 143 bytes for a byte of
+  it were measured, most where one pair is in every word.
+- For the longest text, which is read, parsed and encoded whole.
+
+How many bytes of distinct pre-tokens there are is counted on parts from everywhere in the text, and grows with more
+text by the power that the second half of these parts shows (Heaps' law), which is too much rather than too little.
 """
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import psutil
@@ -18,24 +25,56 @@ from training.core.units import format_bytes
 from training.tokenizer import pretokenizers
 from training.tokenizer.splitter import Splitter
 
-_BYTES_A_BYTE = 140
+_BASE_BYTES = 36 << 20
+_BYTES_A_THREAD = 2 << 20
+_BYTES_A_BYTE = 150
+_BYTES_A_BYTE_OF_THE_LONGEST = 6
 _BYTES_AN_ENTRY = 1 << 10
-_BASE_BYTES = 40 << 20
 _FEWEST_SAMPLED_BYTES, _MOST_SAMPLED_BYTES, _SAMPLED_SHARE = 1 << 20, 32 << 20, 16
 
 
-def predict(parts: Iterable[str], text_bytes: int, pre_tokenizer: str, vocab_size: int) -> int:
+Parted = Iterable[tuple[int, Iterable[str]]]
+
+
+def predict(texts: Parted, text_bytes: int, pre_tokenizer: str, vocab_size: int) -> int:
     """The most bytes by which training grows this process.
 
     Args:
-        parts: the text in parts as the library gets them.
-        text_bytes: of all parts together.
+        texts: of each the bytes that it takes in memory, and its parts as the library gets them.
+        text_bytes: of all texts together.
         pre_tokenizer: llama.cpp's name of it.
     """
     sampled_bytes = min(_MOST_SAMPLED_BYTES, max(_FEWEST_SAMPLED_BYTES, text_bytes // _SAMPLED_SHARE))
-    sample = islice(parts, 0, None, max(1, text_bytes // sampled_bytes))
+    sample = _Sample(texts, max(1, text_bytes // sampled_bytes))
     distinct_bytes = _grown(_counts(sample, Splitter.of(pretokenizers.CONFIGURATIONS[pre_tokenizer])), text_bytes)
-    return _BASE_BYTES + _BYTES_AN_ENTRY * vocab_size + _BYTES_A_BYTE * distinct_bytes
+    return (
+        _BASE_BYTES
+        + _BYTES_A_THREAD * num_threads()
+        + _BYTES_AN_ENTRY * vocab_size
+        + _BYTES_A_BYTE * distinct_bytes
+        + _BYTES_A_BYTE_OF_THE_LONGEST * sample.longest_bytes
+    )
+
+
+def num_threads() -> int:
+    """How many threads the library starts: as RAYON_NUM_THREADS says, else one for each core that may be used."""
+    named = os.environ.get("RAYON_NUM_THREADS", "")
+    return int(named) if named.isdigit() and int(named) else len(os.sched_getaffinity(0))
+
+
+class _Sample:
+    """Every so many-th part of texts, all of which are looked at: iterate once, then ask for the longest."""
+
+    def __init__(self, texts: Parted, every: int):
+        self._texts, self._every, self.longest_bytes = texts, every, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return islice(self._parts(), 0, None, self._every)
+
+    def _parts(self) -> Iterator[str]:
+        for text_bytes, parts in self._texts:
+            self.longest_bytes = max(self.longest_bytes, text_bytes)
+            yield from parts
 
 
 def _counts(sample: Iterable[str], splitter: Splitter) -> list[tuple[int, int]]:

@@ -6,12 +6,11 @@ GGUF's vocabulary here; the converter's own way is proved at export.
 
 import math
 import random
-import tempfile
+import re
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 
-from training.core import files
+from training.core import files, paths
 from training.llamacpp import tiny
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
@@ -23,6 +22,7 @@ _SEED = 7
 _MAX_LINE_CHARS = 4000
 _HEALTH_SECONDS = 120.0
 _CTX_SIZE = 256
+_LINE = re.compile(r"[^\n]+")
 
 
 def prove(tokenizer: Tokenizer, texts: Iterable[str]) -> dict:
@@ -32,16 +32,18 @@ def prove(tokenizer: Tokenizer, texts: Iterable[str]) -> dict:
     """
     lines = _draw(texts)
     library = huggingface.open_library(tokenizer.folder / TOKENIZER, with_bos=True)
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
-        model = tiny.write(Path(workspace) / "ids.gguf", seed=1, vocabulary=vocabulary(tokenizer))
-        with ServerProcess.start(model, log=Path(workspace) / "log", ctx_size=_CTX_SIZE) as server:
+    with files.scratch_folder(paths.roots().cache / "proofs") as workspace:
+        model = tiny.write(workspace / "ids.gguf", seed=1, vocabulary=vocabulary(tokenizer))
+        with ServerProcess.start(model, log=workspace / "log", ctx_size=_CTX_SIZE) as server:
             server.wait_healthy(_HEALTH_SECONDS)
             return ids.check(Client(server.url), library, lines, tokenizer.pre_tokenizer)
 
 
 def _draw(texts: Iterable[str]) -> list[str]:
     """Lines from everywhere in texts of any number (reservoir sampling; Li 1994, algorithm L)."""
-    lines = (line[:_MAX_LINE_CHARS] for text in texts for line in text.split("\n") if line.strip())
+    found = (match for text in texts for match in _LINE.finditer(text))  # one by one, as a text can be of any length
+    cut = (match.string[match.start() : min(match.end(), match.start() + _MAX_LINE_CHARS)] for match in found)
+    lines = (line for line in cut if line.strip())
     kept, generator, weight = list(islice(lines, NUM_LINES)), random.Random(_SEED), 1.0
     while True:
         weight *= math.exp(math.log(1 - generator.random()) / NUM_LINES)

@@ -16,7 +16,7 @@ _SURROGATES = range(0xD800, 0xE000)
 _BEYOND = re.compile("[\U00010000-\U0010ffff]")
 # A letter, two numbers, a mark, a symbol, punctuation, a control; no pattern names them: only their classes count.
 _STAND_INS = "\u00aa\u00b2\u0660\u0300\u00a9\u00a7\u0001"
-_CHUNK_CHARS, _CHUNK_PIECES = 1 << 20, 1 << 18
+_CHUNK_CHARS, _CHUNK_PIECES = 1 << 20, 1 << 14
 _BLANK = r"\s"
 _DIGITS = r"\p{digits}"  # the library's `Digits` goes by a table of its own
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

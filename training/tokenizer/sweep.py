@@ -7,13 +7,12 @@ another, so the largest vocabulary is trained once, and a smaller one is its beg
 
 import json
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.calculator import formula, shapes
-from training.core import files
+from training.core import files, paths
 from training.core.errors import UserError
 from training.recipe.load import load
 from training.tokenizer import measure
@@ -67,9 +66,9 @@ def sweep(
     whole = json.loads(learn(corpus, chosen[-1]).to_str())
     chosen = _given(chosen, len(whole["model"]["vocab"]))
     points = []
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as workspace:
+    with files.scratch_folder(paths.roots().cache / "sweeps") as workspace:
         for one in chosen:
-            folder = Path(workspace) / str(one.vocab_size)
+            folder = workspace / str(one.vocab_size)
             folder.mkdir()
             files.write_json(folder / TOKENIZER, cut(whole, one.vocab_size))
             tokenizer = Tokenizer(folder, manifest_of(folder, corpus.dataset, one))

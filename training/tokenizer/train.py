@@ -7,13 +7,14 @@ settings and the library's version recognises what is already made. Takes iterat
 
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files, paths, store, version
+from training.core import files, paths, process, store, version
 from training.core.errors import UserError
 from training.core.progress import Progress
 from training.core.units import format_bytes
@@ -28,7 +29,7 @@ _NUM_BYTES = 256
 MOST_ENTRIES = 1 << 20
 _NO_LIMIT_TOKENS = 10**9
 _LOOK_SECONDS = 0.5
-_PIECE_CHARS = 1 << 16
+_PIECE_CHARS = 1 << 13
 _BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
 
 Texts = Callable[[], Iterable[str]]  # opens them anew at each call
@@ -113,6 +114,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None 
         predicted_bytes = predicted_memory_bytes(corpus, settings)
         need.require(predicted_bytes, corpus.dataset)
         library = learn(corpus, settings)
+        process.give_back()
         with files.atomic_folder(folder) as temporary:
             _write(temporary, library, corpus, settings, name, key, predicted_bytes, prove)
     return folder, False
@@ -130,9 +132,9 @@ def _key(corpus: Corpus, settings: Settings) -> str:
 
 
 def predicted_memory_bytes(corpus: Corpus, settings: Settings) -> int:
-    """The most bytes by which `learn` grows this process."""
-    parts = (part for text in corpus.read() for part in pieces(text, settings.longest_run_chars))
-    return need.predict(parts, corpus.text_bytes, settings.pre_tokenizer, settings.vocab_size)
+    """The most bytes by which `train` grows this process: reading, learning, measuring and the proof."""
+    texts = ((sys.getsizeof(text), pieces(text, settings.longest_run_chars)) for text in corpus.read())
+    return need.predict(texts, corpus.text_bytes, settings.pre_tokenizer, settings.vocab_size)
 
 
 def learn(corpus: Corpus, settings: Settings) -> "tokenizers.Tokenizer":
@@ -184,7 +186,7 @@ def _pieces(corpus: Corpus, longest_run_chars: int) -> Iterator[str]:
 
 
 def pieces(text: str, longest_run_chars: int) -> Iterator[str]:
-    """Yield a text in parts of about 64 Ki characters, since the library needs a hundred bytes for each that it holds.
+    """Yield a text in parts of about 8 Ki characters, since each thread of the library needs 150 bytes for each.
 
     A cut before a blank between two words, or behind a line's end, parts no pre-token of any pre-tokenizer here.
     """
@@ -237,10 +239,10 @@ def _write(
         _logger.warning("the text gave only %d of %d vocabulary entries", body["vocab_size"], settings.vocab_size)
     body |= {"key": key, "settings": asdict(settings), "trained_on": corpus.to_manifest()}
     body["predicted_memory_bytes"] = predicted_bytes
-    tokenizer = artifact.Tokenizer(folder, body)
-    figures = _measure(tokenizer, corpus)
+    figures = _measure(artifact.Tokenizer(folder, body), corpus)
+    process.give_back()
     if prove is not None:
-        figures["proved"] = prove(tokenizer, corpus.read())
+        figures["proved"] = prove(artifact.Tokenizer(folder, body), corpus.read())
     files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
 
 
