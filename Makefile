@@ -22,6 +22,7 @@ need = $(if $($(1)),,$(error $(1)=... is missing; example: $(2)))
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nexample: make memfit CONFIG=recipes/reference/pretrain-1b.yaml ARGS="--vram 24GiB"\n'
+	@printf 'every option of a command: .venv/bin/python -m training COMMAND --help; one JSON document: ARGS=--json\n'
 
 setup: ## Make .venv from the lock file with hashes, once; made again when the lock changes (LOCK=cpu|cuda)
 	@cmp -s docker/$(LOCK).lock .venv/installed.lock || flock docker/$(LOCK).lock $(MAKE) --no-print-directory venv
@@ -50,15 +51,7 @@ doctor: setup ## Tell what this machine has
 smoke: setup ## One tiny LoRA and QLoRA step on the GPU, held against the processor (ARGS=--cpu)
 	@$(TRAINYARD) smoke $(ARGS)
 
-##@ Contain
-.PHONY: wheelhouse images
-wheelhouse: setup ## Fetch the lock file's wheels, verified, for builds without a network (WHEELHOUSE=DIR)
-	@$(TRAINYARD) wheelhouse $(ARGS)
-
-images: setup ## Build and try the images (ARGS="--only llama --backend cpu --base debian:bookworm-slim")
-	@$(TRAINYARD) images $(ARGS)
-
-##@ All of it
+##@ All of it at once
 .PHONY: demo
 demo: setup ## From the standard library's sources to an answering model, under 8 minutes on 2 cores
 	@$(TRAINYARD) demo $(ARGS)
@@ -112,8 +105,8 @@ tokenizer-measure: setup ## Compare tokenizers on a data set. DATASET=name@hash 
 	$(call need,DATASET,make tokenizer-measure DATASET=stdlib ARGS=stdlib)
 	@$(TRAINYARD) tokenizer-measure --dataset "$$DATASET" $(ARGS)
 
-tokenizer-add: setup ## Add tokens to a base's tokenizer. BASE=folder or name@hash (ARGS="--token '<x>' --name NAME")
-	$(call need,BASE,make tokenizer-add BASE=/app/models/my-base ARGS="--token '<x>'")
+tokenizer-add: setup ## Add tokens to a base's tokenizer. BASE=name, folder or file.gguf (ARGS="--token '<x>' --name NAME")
+	$(call need,BASE,make tokenizer-add BASE=smollm2-135m-instruct ARGS="--token '<x>'")
 	@$(TRAINYARD) tokenizer-add "$$BASE" $(ARGS)
 
 ##@ Train
@@ -154,7 +147,7 @@ delta-import: setup ## Take an adapter that was handed on; its base must be here
 	$(call need,DELTA,make delta-import DELTA=mine.delta.zip)
 	@$(TRAINYARD) delta-import "$$DELTA" $(ARGS)
 
-verify: setup ## Walk the chain of hashes back from a GGUF to the data. MODEL=file.gguf
+verify: setup ## Walk the chain of hashes back from a model to the data. MODEL=file.gguf, run, base or data set
 	$(call need,MODEL,make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf)
 	@$(TRAINYARD) verify "$$MODEL" $(ARGS)
 
@@ -191,3 +184,11 @@ promote: setup ## Let a model that has won be the champion. MODEL=/app/models/..
 
 rollback: setup ## Let the champion before be the champion again
 	@$(TRAINYARD) rollback $(ARGS)
+
+##@ Containers, where an engine is to run it
+.PHONY: wheelhouse images
+wheelhouse: setup ## Fetch the lock file's wheels, verified, for builds without a network (WHEELHOUSE=DIR)
+	@$(TRAINYARD) wheelhouse $(ARGS)
+
+images: setup ## Build and try the images (ARGS="--only llama --backend cpu --base debian:bookworm-slim")
+	@$(TRAINYARD) images $(ARGS)

@@ -11,7 +11,7 @@ import pytest
 
 from training.calculator import nvml
 from training.cli import main
-from training.core import files, paths
+from training.core import files, paths, version
 from training.core.paths import REPOSITORY
 from training.data import dataset, tokens
 from training.tokenizer import artifact
@@ -352,6 +352,12 @@ def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
     assert "no driver: training runs on the CPU" in text
     assert document["memory"]["total_bytes"] > 1 << 28 and document["packages"]["torch"].startswith("2.")
     assert document["llama_cpp"].startswith("b") and document["cpu"]["usable_cores"] >= 1
+    rows = document["report"]["rows"]
+    assert "its source not here yet; next: make export-build" in rows["llama.cpp"] and rows["next"] == "make demo"
+    assert rows["docker"].startswith("none answers; none is needed") and text.count(rows["cpu"]) == 1
+    monkeypatch.setattr(version, "missing", lambda *_, **__: ["torch"])
+    rows = call("doctor")[1]["report"]["rows"]
+    assert rows["missing"] == "torch" and rows["next"] == "make setup"
 
 
 @pytest.mark.parametrize(

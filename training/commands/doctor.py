@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 from training.core import files, paths, version
-from training.core.log import say
 from training.core.report import Report
 from training.core.units import format_bytes
 
@@ -43,6 +42,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": version.packages(),
         "llama_cpp": _pin(),
+        "llama_cpp_source": _source(),
     }
     if document["docker"]:
         document["images"] = _images()
@@ -68,10 +68,10 @@ def _fill(report: Report, document: dict) -> None:
     _fill_containers(report, document)
     report.add("python", f"{document['python']}, {document['platform']}")
     report.add("packages", ", ".join(f"{name} {found}" for name, found in document["packages"].items() if found))
+    report.add("llama.cpp", f"{document['llama_cpp']}, {document['llama_cpp_source']}")
     if missing := version.missing(document["packages"], on_gpu=bool(document["gpus"])):
-        report.add("missing", f"{', '.join(missing)}; next: make setup")
-    report.add("llama.cpp", document["llama_cpp"])
-    say("\n".join(f"{name:<12}{value}" for name, value in report.rows.items()))
+        report.add("missing", ", ".join(missing))
+    report.add("next", "make setup" if missing else "make demo")
 
 
 def _fill_containers(report: Report, document: dict) -> None:
@@ -79,9 +79,10 @@ def _fill_containers(report: Report, document: dict) -> None:
     rows = [
         f"engine {document['docker']}, Compose {document['compose']}"
         if document["docker"]
-        else "no engine: local runtime"
+        else "none answers; none is needed: commands run in .venv (RUNTIME=local)"
     ]
-    rows += [f"{error['what']}; next: {error['next']}" for error in missing]
+    for_containers = {error["what"]: error["next"] for error in missing}
+    rows += [f"for containers: {what}; next: {command}" for what, command in for_containers.items()]
     report.add("docker", "\n".join(rows))
     if document["docker"]:
         report.add("images", "\n".join(f"{name}: {state}" for name, state in document["images"].items()))
@@ -123,3 +124,15 @@ def _pin() -> str:
         return pin.load().name
     except (OSError, TrainyardError) as error:
         return f"no pin: {error}"
+
+
+def _source() -> str:
+    """Whether the pinned llama.cpp's source, which converts, is here."""
+    from training.core.errors import TrainyardError
+    from training.llamacpp import source
+
+    try:
+        source.require_source()
+        return "its source verified"
+    except (OSError, TrainyardError) as error:
+        return f"its source not here yet; next: {getattr(error, 'next_command', None) or 'make export-build'}"
