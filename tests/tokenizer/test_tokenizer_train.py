@@ -143,6 +143,8 @@ def test_a_vocabulary_too_small_or_a_wrong_name_is_refused():
     assert "261" in caught.value.expected
     with pytest.raises(UserError, match="no such pre-tokenizer"):
         Settings(pre_tokenizer="llama3")
+    with pytest.raises(UserError, match="not a number of tokens"):
+        Settings(num_reserved=-1)
 
 
 def test_a_text_too_small_for_its_vocabulary_says_so(make_tokenizer, caplog: pytest.LogCaptureFixture):
