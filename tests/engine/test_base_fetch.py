@@ -1,9 +1,11 @@
 """Bases: fetched whole or not at all, every file's hash held against its pin, found again where they are."""
 
 import json
+import shutil
 import sys
 import types
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,10 @@ from training.commands import base_fetch as base_fetch_command
 from training.core import files, paths
 from training.core.report import Report
 from training.engine import base_source
+from training.export import chain
 from training.recipe import bases
+from training.recipe.load import load
+from training.recipe.model import TokenizerChoice
 from training.tokenizer import artifact
 
 
@@ -53,6 +58,19 @@ def test_the_recipes_of_a_base_are_told_those_of_lora_first():
     assert base_fetch_command._next(BASE, report) == "make check CONFIG=recipes/lora/docstrings.yaml"
     recipes = report.rows["recipes"].splitlines()
     assert recipes[1] == "recipes/lora/smollm2-135m.yaml" and "recipes/full/smollm2-135m.yaml" in recipes
+
+
+def test_a_base_is_a_tokenizer_by_its_name(world: Path, capsys: pytest.CaptureFixture):
+    """Of a peek, by a recipe or an option; of the chain, with its pins; and of a recipe that trains from scratch."""
+    shutil.rmtree(paths.roots().tokenizers)
+    for options in (("--config", str(world / "lora.yaml")), ("--tokenizer", "tiny")):
+        capsys.readouterr()
+        assert main(["data-peek", "chat", *options, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["unit"] == "tokens"
+    assert {link.name: link.state for link in chain.walk("tiny")} == {"base": "ok", "tokenizer": "ok"}
+    assert artifact.load(artifact.resolve("tiny")).folder == bases.find("tiny").folder
+    scratch = replace(load(world / "lora.yaml").recipe, tokenizer=TokenizerChoice(path="tiny"))
+    assert artifact.of_recipe(scratch).hash == artifact.find("tiny").hash
 
 
 def test_pins_are_written_among_lines_that_stay(world: Path):

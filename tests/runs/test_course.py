@@ -3,10 +3,12 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
-from training.runs import course
+from training.runs import course, picture
 from training.runs.events import EventLog
 
 
@@ -29,6 +31,18 @@ def read(folder: Path, text: str) -> course.Course:
 
 def points(found: course.Course) -> list[tuple[int, float]]:
     return [(one["step"], one["train/loss_nats"]) for one in found.steps]
+
+
+def test_a_picture_of_few_steps_has_marks_at_whole_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: seen.append(self))
+    found = read(
+        tmp_path, lines(*(step(number, 9.0 - number) for number in range(1, 4)), validation(2, 7.0, best=True))
+    )
+    shown = SimpleNamespace(course=found, run=SimpleNamespace(id="few"))
+    picture.draw([shown], tmp_path / "loss.png")
+    [axes] = seen[0].axes
+    assert len(axes.get_xticks()) >= 3 and all(tick == int(tick) for tick in axes.get_xticks())
 
 
 def test_steps_that_are_done_again_take_the_place_of_all_that_came_after_them(tmp_path: Path):

@@ -56,7 +56,13 @@ def test_rows_grow_where_the_model_has_none_to_spare(base: added.Base):
     assert more.manifest["rows"] == more.vocab_size == base.tokenizer.vocab_size + 12
 
 
-@pytest.mark.parametrize("texts", [["<|im_end|>"], ["<|a|>", "<|a|>"], [""], [" x"], ["return"]])
+def test_what_is_added_to_an_extended_tokenizer_keeps_the_models_rows(base: added.Base):
+    first = artifact.load(added.add(base, [], ["kilowatt"], name="first")[0])
+    second = artifact.load(added.add(added.Base.of(first), [], ["megawatt"], name="second")[0])
+    assert first.manifest["rows"] == second.manifest["rows"] == base.rows > second.vocab_size
+
+
+@pytest.mark.parametrize("texts", [["<|im_end|>"], ["<|a|>", "<|a|>"], [""], [" x"], ["return"], ["\udcff"]])
 def test_what_is_there_or_has_no_text_is_refused(base: added.Base, texts: list[str]):
     with pytest.raises(UserError):
         added.add(base, texts, [], name="more")

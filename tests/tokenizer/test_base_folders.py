@@ -140,3 +140,28 @@ def test_the_bytes_of_each_token_are_those_of_the_text(make_base):
     text = "<|im_start|>user\n  don't 12 \u4f60\U0001f600e\u0301 \u00fcber<|im_end|>\n"
     [ids] = base.encode_rendered([text])
     assert base.num_bytes_V[ids].sum() == len(text.encode()) and ids[0] == base.specials["<|im_start|>"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens": [{"content": "<|x|>"}]}, {"added_tokens": ["<|x|>"]}, {"added_tokens": 5}, {"model": "BPE"},
+        {"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}, {"model": None}, {"normalizer": {"type": "None"}},
+        {"normalizer": {"type": "Sequence"}}, {"pre_tokenizer": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_tokenizer_of_the_library_is_one_clear_error(make_base, changes: dict):
+    with pytest.raises(IntegrityError) as caught:
+        artifact.of_folder(make_base(**changes))
+    assert caught.value.expected
+
+
+def test_a_template_that_is_no_text_is_refused(make_base):
+    folder = make_base()
+    (folder / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    with pytest.raises(UserError, match="no UTF-8"):
+        artifact.of_folder(folder)
+    for role in (5, ["a"], {"content": ["a"]}):
+        with pytest.raises(UserError, match="no EOS"):
+            artifact.of_folder(make_base({"eos_token": role}, template=""))

@@ -1,5 +1,6 @@
 """Ids held against the real llama.cpp: every pre-tokenizer, odd text, a base with NFC, and a wrong name found out."""
 
+import errno
 import json
 import random
 import unicodedata
@@ -7,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.tokenizer.conftest import sample_texts
+from tests.tokenizer.conftest import corpus_of, sample_texts
 from tests.tokenizer.test_encoder import odd_text
-from training.core.errors import RunError
+from training.core.errors import MachineError, RunError
 from training.llamacpp import tiny
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
 from training.tokenizer import artifact, pretokenizers, proof
 from training.tokenizer.artifact import Tokenizer
 from training.tokenizer.template import of_tokenizer
+from training.tokenizer.train import Settings, train
 
 pytestmark = pytest.mark.slow
 _NOT_KNOWN = ("Cn", "Co")
@@ -79,3 +81,16 @@ def test_a_conversation_is_served_as_it_is_trained(make_tokenizer, tmp_path: Pat
     assert answered["usage"]["prompt_tokens"] == len(ids) + 1 and tokenizer.encode(rendered)[1:] == ids.tolist()
     controls = [number for number in ids.tolist() if number in tokenizer.specials.values()]
     assert len(controls) == rendered.count("<|")
+
+
+def test_a_full_disk_is_told_by_its_place_and_nothing_is_kept(own_roots: Path, monkeypatch: pytest.MonkeyPatch):
+    """The proof's file lies in the cache, which may be on another disk than the tokenizers."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tiny, "write", full)
+    with pytest.raises(MachineError, match="the disk is full") as caught:
+        train(corpus_of(sample_texts()), Settings(vocab_size=400), name="full", prove=proof.prove)
+    assert caught.value.where.endswith("cache/proofs") and "free" in caught.value.found
+    assert not list(own_roots.rglob("tokenizer.json")) and not list((own_roots.parent / "cache/proofs").iterdir())

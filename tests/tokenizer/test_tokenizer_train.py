@@ -16,6 +16,7 @@ from training.cli import main
 from training.core import files
 from training.core.errors import RunError, UserError
 from training.core.paths import REPOSITORY
+from training.data.stdlib import StandardLibrary
 from training.tokenizer import artifact, pretokenizers
 from training.tokenizer.train import Corpus, Settings, cut_long_runs, train
 
@@ -62,6 +63,7 @@ def test_tied_pairs_give_one_tokenizer_over_twenty_runs_and_both_orders(own_root
 def test_order_threads_and_processes_give_one_tokenizer(own_roots: Path):
     """B35: 1 and 8 threads, texts in order and reversed, each in a process of its own."""
     texts = [f"value {i * 7919} of item_{i % 17} = {i * i} über {chr(0x4E00 + i)}\n" for i in range(400)] + TIED
+    texts += [path.read_text(errors="replace") for path in StandardLibrary().paths[:25]]
     results = [
         trained_in_a_process(order, 420, threads, run)
         for run, (order, threads) in enumerate([(texts, 1), (texts[::-1], 8), (sorted(texts), 2)])
@@ -141,6 +143,8 @@ def test_a_vocabulary_too_small_or_a_wrong_name_is_refused():
     assert "261" in caught.value.expected
     with pytest.raises(UserError, match="no such pre-tokenizer"):
         Settings(pre_tokenizer="llama3")
+    with pytest.raises(UserError, match="not a number of tokens"):
+        Settings(num_reserved=-1)
 
 
 def test_a_text_too_small_for_its_vocabulary_says_so(make_tokenizer, caplog: pytest.LogCaptureFixture):

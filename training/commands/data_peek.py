@@ -76,27 +76,28 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 def _tokens(args: argparse.Namespace, data) -> tuple:
     """The tokenizer, the split's tokens and what their manifest says of it; nothing where neither option asks."""
     from training.data import tokens as shards
-    from training.tokenizer import artifact
 
-    reference, settings = _settings(args)
-    if reference is None:
+    tokenizer, settings = _settings(args)
+    if tokenizer is None:
         return None, None, {}
-    tokenizer = artifact.find(reference)
     found = shards.open_split(shards.tokenize(data, tokenizer, settings), args.split)
     return tokenizer, found, found.manifest["splits"][args.split]
 
 
 def _settings(args: argparse.Namespace) -> tuple:
-    """The tokenizer's reference and what decides the labels: the recipe's, where one is named."""
+    """The tokenizer, where one is meant, and what decides the labels: the recipe's, where one is named."""
     from training.data.supervision import Settings
     from training.recipe.load import load
+    from training.tokenizer import artifact
 
+    own = artifact.find(args.tokenizer) if args.tokenizer else None
     if args.config:
         recipe = load(Path(args.config), args.overrides).recipe
-        return args.tokenizer or recipe.tokenizer.path or recipe.model.base, Settings.of(recipe.data)
+        has_one = recipe.tokenizer.path is not None or recipe.model.base is not None
+        return own or (artifact.of_recipe(recipe) if has_one else None), Settings.of(recipe.data)
     if args.overrides:
         raise UserError("values without a recipe", found=" ".join(args.overrides), next_command=EXAMPLE)
-    return args.tokenizer, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error, args.template_date)
+    return own, Settings(args.loss_on, args.seq_len, args.overlong, args.on_error, args.template_date)
 
 
 def _examples(args: argparse.Namespace, look) -> list:

@@ -1,10 +1,10 @@
 """Start, stop, look at and put back a service: what the commands besides the evaluation do with it."""
 
-from training.core import locks
+from training.core import locks, paths
 from training.core.errors import IntegrityError, RunError, UserError
 from training.core.log import say
 from training.serving import swap
-from training.serving.model import check, resolve
+from training.serving.model import check
 from training.serving.service import Service, open_service, port_of, unfinished
 from training.serving.settings import HEALTH_BUDGET_SECONDS, service_command
 from training.serving.signals import Deferred
@@ -29,7 +29,7 @@ def start(
     Returns `{"record", "previous", "reused", "loaded", "seconds"}`.
     """
     room = open_service(service)
-    checked = check(resolve(model), manifest_required=False, service=room.name)
+    checked = check(paths.model_file(model), manifest_required=False, service=room.name)
     with room.hold(f"serve-start {checked.path.name}"), Deferred() as signals:
         if not dry_run:
             finish(room)

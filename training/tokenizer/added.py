@@ -70,9 +70,9 @@ def add(
 def _require_new(tokenizer: Tokenizer, texts: list[str]) -> None:
     library = huggingface.open_library(tokenizer.folder / TOKENIZER)
     for number, text in enumerate(texts):
-        if not text.strip() or text != text.strip():
+        if not text.strip() or text != text.strip() or _is_no_utf8(text):
             raise UserError(
-                "a token without text, or with blanks at its ends, cannot be added", found=repr(text),
+                "a token without text, with blanks at its ends, or that is no UTF-8, cannot be added", found=repr(text),
                 expected="text; blanks around a token stay text",
             )  # fmt: skip
         if text in texts[:number] or library.token_to_id(text) is not None:
@@ -80,6 +80,11 @@ def _require_new(tokenizer: Tokenizer, texts: list[str]) -> None:
                 "the token is there already", where=tokenizer.folder, expected="a text that is no token yet",
                 found=f"{text!r}, " + ("named twice" if text in texts[:number] else f"id {library.token_to_id(text)}"),
             )  # fmt: skip
+
+
+def _is_no_utf8(text: str) -> bool:
+    """Whether a text holds half a surrogate pair, as Python writes the bytes of an argument that is no UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _write(

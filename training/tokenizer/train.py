@@ -60,6 +60,8 @@ class Settings:
     def __post_init__(self) -> None:
         pretokenizers.check_name(self.pre_tokenizer)
         chat_templates.named(self.chat_template)
+        if self.num_reserved < 0:
+            raise UserError("not a number of tokens", where="--reserve", found=self.num_reserved, expected="0 or more")
         smallest = _NUM_BYTES + len(self.specials)
         if not smallest <= self.vocab_size <= MOST_ENTRIES:
             raise UserError(
