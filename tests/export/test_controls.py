@@ -23,7 +23,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 EXPORTS = {
     "merged": lambda checkpoint: export.export(checkpoint, ["F32"], name="tiny"),
     "beside": lambda checkpoint: adapter_gguf.export(checkpoint, "F32", name="tiny"),
-    "base": lambda checkpoint: export.export(checkpoint, ["F16"], name="tiny"),
+    "base": lambda checkpoint: export.export(checkpoint, ["F32"], name="tiny"),
 }
 
 
@@ -122,7 +122,10 @@ def test_an_adapter_on_its_own_base_is(adapter: Checkpoint, monkeypatch):
 
 @pytest.fixture
 def base(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    """SmolLM2-135M-Instruct, proved on a quarter of the prompts."""
+    """SmolLM2-135M-Instruct, proved on a quarter of the prompts.
+
+    In F32: which positions are drawn moves the largest gap of F16 about its limit.
+    """
     monkeypatch.setattr(probes, "NUM_PROMPTS", 8)
     return open_checkpoint(BASE)
 

@@ -20,7 +20,7 @@ TOP = 5
 MAX_ASKED_TOKENS = 1024
 _NEAR_TOKENS = 8
 _LEAST_LOGPROB = -104.0  # below the smallest float32: what the server cannot tell from zero
-_GONE_NATS = 10.0  # a token that is this far off is gone; how far it went says nothing of the cause
+_GONE_NATS = 4.0  # a token that is this far off is gone; how far it went says nothing of the cause
 
 
 @dataclass(frozen=True)
