@@ -87,7 +87,7 @@ def _night(world: Path) -> None:
     assert make("serve-start", MODEL="/app/models/champion.gguf")[0] == 0
     assert make("serve-status")[1]["record"]["sha256"] == promoted["entry"]["sha256_model"]
 
-    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=0.3", "name=bad", **asked)
+    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=10", "name=bad", **asked)
     assert code == 4 and bad["verdict"]["verdict"] != "better" and bad["beat"] is False
     make("evaluate", papers, f"--exam {world / 'exam.jsonl'}", CHECKPOINT=bad["model"])
     code, refused = make("promote", MODEL=bad["model"])
