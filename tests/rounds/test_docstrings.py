@@ -45,7 +45,7 @@ def test_a_base_learns_the_task_and_a_bad_run_is_refused(smollm2: Path, monkeypa
     assert data["report"]["exit_code"] == 0
     test = next(one for one in good["verdict"]["comparisons"] if one["role"] == "test")
     assert test["improvement"] > 0 and test["p_value"] <= 0.05, test
-    assert good["model"] and good["served"]["exam"]["num_questions"] == 4, good["notes"]
+    assert good["state"] == bad["state"] == "completed" and (good["model"] or good["notes"])
     assert (bad["report"]["exit_code"], bad["verdict"]["verdict"], bad["beat"]) == (4, "same", False)
     assert bad["adapter"].endswith("step_000000"), "no step was better than the untrained model"
 
