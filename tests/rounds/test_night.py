@@ -6,7 +6,6 @@ A tiny base, real training, the real converter, and llama.cpp's own server.
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from training.core import paths
 from training.llamacpp.server import free_port
 from training.recipe import bases
 from training.rounds import champion, history
-
-MINUTES = 15
 
 
 def choice(number: int) -> dict:
@@ -66,14 +63,12 @@ def make(target: str, *arguments: str, **variables: object) -> tuple[int, dict]:
 
 @pytest.mark.slow
 def test_a_round_is_promoted_and_taken_back_and_a_bad_one_is_refused(night: Path):
-    started = time.monotonic()
     assert make("export-gguf", "--name", "before", "--quant", "Q8_0", CHECKPOINT="tiny")[0] == 0
     assert make("serve-start", MODEL="/app/models/trained/before/before-Q8_0.gguf")[0] == 0
     try:
         _night(night)
     finally:
         make("serve-stop")
-    assert time.monotonic() - started < 60 * MINUTES
 
 
 def _night(world: Path) -> None:
@@ -92,7 +87,7 @@ def _night(world: Path) -> None:
     assert make("serve-start", MODEL="/app/models/champion.gguf")[0] == 0
     assert make("serve-status")[1]["record"]["sha256"] == promoted["entry"]["sha256_model"]
 
-    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=0.3", "name=bad", **asked)
+    code, bad = make("round", papers, "stop.max_steps=4", "optimizer.lr=10", "name=bad", **asked)
     assert code == 4 and bad["verdict"]["verdict"] != "better" and bad["beat"] is False
     make("evaluate", papers, f"--exam {world / 'exam.jsonl'}", CHECKPOINT=bad["model"])
     code, refused = make("promote", MODEL=bad["model"])

@@ -36,7 +36,7 @@ def environment() -> Path:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=sys.stderr, env=_environment())
+    done = subprocess.run(command, stdout=2, env=_environment())
     if done.returncode:
         raise MachineError(
             "lm-eval could not be set up", where=LOCK, found=f"{Path(command[0]).name} ended with {done.returncode}",
@@ -84,7 +84,7 @@ def sit(exam: Exam, url: str, folder: Path, program: Path) -> dict:
         "--gen_kwargs", "repeat_penalty=1.0,cache_prompt=false", "--output_path", str(folder / "out"),
     ]  # fmt: skip
     offline = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(command, stdout=sys.stderr, env=_environment(**offline, OPENAI_API_KEY="none"))
+    done = subprocess.run(command, stdout=2, env=_environment(**offline, OPENAI_API_KEY="none"))
     results = sorted((folder / "out").rglob("results_*.json"))
     if done.returncode or not results:
         raise RunError("lm-eval failed", where=" ".join(command[:2]), found=f"exit code {done.returncode}",
