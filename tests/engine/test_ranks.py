@@ -241,7 +241,7 @@ def test_more_processes_than_micro_batches(recipe: Path, capsys: pytest.CaptureF
 def test_more_processes_than_gpus(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     card = Device("a card", "cuda", 8 << 30, 0)
     monkeypatch.setattr(devices, "gpus", lambda: (card,))
-    said = refused(capsys, recipe, *TWO)
+    said = refused(capsys, recipe, *TWO, code=3)
     assert "more processes than GPUs" in said and "NPROC=1" in said
 
 
