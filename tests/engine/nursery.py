@@ -79,7 +79,7 @@ class Nursery:
     def start(self, *arguments: str, before: str = "") -> int:
         """Start a command in the test's roots, and a piece of code before it; returns its process id. `code()` must be
         asked before the next one."""
-        roots = {name: os.environ[name] for name in ("DATA_ROOT", "TRAINYARD_CACHE")}
+        roots = {name: os.environ[name] for name in ("DATA_ROOT", "TRAINYARD_CACHE", "RUNTIME")}
         self._server.stdin.write(json.dumps((roots, before, arguments)) + "\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline())

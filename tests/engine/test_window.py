@@ -12,6 +12,7 @@ from tests.engine.test_loop import Recorder, Words, random_rows, recipe_of, tiny
 from training.core.errors import RunError
 from training.engine import compiling, generators, ladder, loop, loss_scale, optimizer, trial
 from training.engine.ladder import Rung
+from training.engine.parallel import Ranks
 from training.engine.window import Gradients
 
 FAULT = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -163,7 +164,7 @@ def test_the_trial_leaves_everything_bit_for_bit():
     chosen = trial.rows_of(recipe, rows)
     longest = max(len(row) for row in rows.rows)
     assert len(chosen) == 4 and len(rows.rows[chosen[0]]) == longest and list(chosen[:2]) == list(chosen[2:])
-    trial.run(Gradients(recipe, model, opt, rows, hooks), state, chosen)
+    trial.run(Gradients(recipe, model, opt, rows, hooks, Ranks()), state, chosen)
     assert all(torch.equal(one, other) for one, other in zip(before[0], weights_of(model), strict=True))
     assert str(before[1]) == str(opt.state_dict()) and before[3] == state
     assert all(torch.equal(one, generators.states()[name]) for name, one in before[2].items())

@@ -116,9 +116,9 @@ class Trainer(Hooks):
         return state
 
     def _require_nothing_trained(self) -> None:
-        """A run whose checkpoints are all damaged must not start afresh; one stopped before its first one does."""
+        """A run whose checkpoints are damaged or gone must not start afresh; one stopped before its first one does."""
         trained = sum(1 for _ in read_events(self.folder.path, "step"))
-        if trained and not any(self.folder.checkpoints.glob("*")):
+        if trained and not self.folder.record().get("has_saved"):
             _logger.warning("the run stopped before its first checkpoint: its %d steps are made again", trained)
         elif trained:
             raise IntegrityError(
@@ -209,6 +209,8 @@ class Trainer(Hooks):
             self.folder, snapshot, self.trainee.weights_file, self.trainee.settings_file, origin,
             self.inputs.tokenizer, self.resolved.values,
         )  # fmt: skip
+        if not self.folder.record().get("has_saved"):
+            self.folder.update(has_saved=True)
         best = snapshot.state.best.step
         if best == snapshot.state.step:
             self.folder.point("best", best)
