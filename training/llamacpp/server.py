@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from training.calculator.serving_fit import UBATCH_TOKENS
-from training.core import process
+from training.core import files, process
 from training.core.errors import MachineError, RunError
 from training.core.paths import REPOSITORY
 from training.core.units import format_seconds
@@ -201,6 +201,7 @@ class ServerProcess:
             state = client.health()
             waited = time.monotonic() - started
             if not self.is_running():
+                files.refuse_full_disk(self.log)
                 raise self._gone(waited)
             if state == "ok" and self.listens():
                 return waited
