@@ -69,9 +69,9 @@ def _folder(start: str) -> Path:
     found = store.find(start, roots.datasets) or store.find(start, roots.tokenizers)
     if found is not None:
         return found
-    if start in bases.load():
-        bases.find(start).require_folder()
-        return bases.find(start).folder
+    if base := bases.load().get(start):
+        base.require_folder()
+        return base.folder
     if start != "latest" and not any((one / RUN_FILE).is_file() for one in (path, roots.runs / start)):
         raise UserError(
             "nothing of that name to verify", where=roots.data, found=start,

@@ -207,12 +207,9 @@ def _check(archive: Path, folder: Path, manifest: dict) -> None:
 
 
 def _publish(work: Path, target: Path, manifest: dict) -> None:
-    for path in (work / "delta").iterdir():
-        files.fsync_path(path)
     if target.exists():
         there = files.read_json(target / files.MANIFEST)
         if there != manifest:
             raise place.taken(target, str(there.get("name")), expected="a name that is free", forcible=False)
         return
-    (work / "delta").rename(target)
-    files.fsync_path(target.parent)
+    files.replace_folder(work / "delta", target)

@@ -45,7 +45,7 @@ def promote(reference: str, measure: Measure, *, dry_run: bool = False) -> dict:
     """
     champion.require_link_is_served()
     with champion.changing(f"promote {reference}"):
-        contender = _contender(paths.model_path(reference))
+        contender = _contender(paths.model_file(reference))
         holder = champion.current()
         first = _first(contender, measure) if holder is None else None
         holder = holder or first
@@ -88,9 +88,6 @@ def rollback(*, dry_run: bool = False) -> dict:
 
 def _contender(path: Path) -> Contender:
     """A model that may stand for promotion. Raises where its bytes, its proof, its run or its chain say no."""
-    if not path.is_file():
-        raise UserError("no such model", where=path, found="nothing", expected="an exported GGUF file",
-                        next_command="make export-gguf CHECKPOINT=latest")  # fmt: skip
     made = manifest.verify(path)
     if not made.get("parity") or not made.get("fingerprint"):
         raise RunError(
@@ -150,7 +147,8 @@ def _first(contender: Contender, measure: Measure) -> dict:
     papers = _newest(contender.measured)
     if papers.keys() - _papers(sha256).keys():
         measure(served, _asked_for(papers.values()))
-    if missing := [paper for key, paper in papers.items() if key not in _papers(sha256)]:
+    held = _papers(sha256)
+    if missing := [paper for key, paper in papers.items() if key not in held]:
         raise RunError(
             "what is served now could not be measured on the same questions", where=paths.container_path(served),
             found="no " + ", ".join(_told(one["identity"]["paper"]) for one in missing),

@@ -42,11 +42,10 @@ def run(references: list[str], exam: str, num_questions: int | None, precision: 
 
 
 def _measured(reference: str, exam: str, num_questions: int | None, precision: str) -> Candidate:
-    asked = options(("--exam", exam), ("--questions", num_questions))
-    arguments = ["evaluate", reference, *asked]
-    arguments += [] if reference.endswith(".gguf") else ["--precision", precision]
+    own = None if reference.endswith(".gguf") else precision  # a file has the type that it was written in
+    asked = options(("--exam", exam), ("--questions", num_questions), ("--precision", own))
     try:
-        document, _ = run_step(f"Trial of {reference}", arguments)
+        document, _ = run_step(f"Trial of {reference}", ["evaluate", reference, *asked])
     except StepFailed as failure:
         say(f"{reference} has no score: {failure.found}")
         return Candidate(reference, None, None, failure.found)
