@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REAL_CACHE
 from tests.objectives.tiny import make_world
 from training.core import paths
+from training.engine import base_source
 from training.evaluation import kept
 from training.llamacpp import tiny
 from training.recipe import bases
@@ -52,6 +54,17 @@ def write_gguf(name: str, template: str | None = None) -> Path:
     words = dataclasses.replace(own, tokens=[*own.tokens, merged], types=[*own.types, "NORMAL"])
     template = template or TEMPLATES["chatml"].source
     return tiny.write(paths.roots().models / f"{name}.gguf", seed=1, template=template, vocabulary=words)
+
+
+def base_file() -> Path:
+    """The file that the base is unpacked from, obtained once for this machine."""
+    base = bases.find("smollm2-135m-instruct")
+    place = REAL_CACHE / "tests" / "files" / base.name
+    (name,) = base.files
+    if not (place / name).is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        base_source.obtain(base, place)
+    return place / name
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REAL_CACHE
-from tests.evaluation.conftest import write_exam
-from tests.evaluation.test_served import base_file
+from tests.evaluation.conftest import base_file, write_exam
 from training.cli import main
 from training.core import paths
 from training.core.errors import UserError

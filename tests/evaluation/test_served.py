@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REAL_CACHE
-from tests.evaluation.conftest import write_exam, write_gguf
+from tests.evaluation.conftest import base_file, write_exam, write_gguf
 from training.core import paths
 from training.core.errors import RunError
-from training.engine import base_source
 from training.evaluation import record, served, subject
 from training.evaluation.exam import Question
 from training.evaluation.rendering import Prompts
-from training.recipe import bases
 from training.tokenizer.chat_templates import TEMPLATES
 
 
@@ -34,17 +31,6 @@ def test_a_server_that_reads_a_question_otherwise_is_told_before_anything_is_jud
         served.answering(found, served.arguments(found, 64, 4), prompts, [asked], 4),
     ):
         pass
-
-
-def base_file() -> Path:
-    """The file that the base is unpacked from, obtained once for this machine."""
-    base = bases.find("smollm2-135m-instruct")
-    place = REAL_CACHE / "tests" / "files" / base.name
-    (name,) = base.files
-    if not (place / name).is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        base_source.obtain(base, place)
-    return place / name
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import REAL_CACHE
 from training.core import paths
 from training.llamacpp.server import free_port
 from training.rounds.steps import StepFailed, run_step
@@ -36,18 +35,6 @@ def children_of(root: Path) -> list[psutil.Process]:
         if environment.get("DATA_ROOT") == str(root) and process.pid != os.getpid():
             found.append(process)
     return found
-
-
-@pytest.fixture
-def real_converter(own_roots: Path) -> Path:
-    """The machine's own cache of the pinned llama.cpp in the test's cache."""
-    source = REAL_CACHE / "llama.cpp"
-    if not source.exists():
-        pytest.fail("the pinned llama.cpp has not been fetched; next: make export-build")
-    cache = paths.roots().cache
-    cache.mkdir(parents=True)
-    (cache / "llama.cpp").symlink_to(source)
-    return own_roots
 
 
 def test_a_step_that_fails_ends_the_round_with_its_own_code():

@@ -8,11 +8,9 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import REAL_CACHE
 from training.core import paths
 from training.llamacpp.server import free_port
 
@@ -35,11 +33,8 @@ def test_the_page_shows_the_data_a_good_round_and_a_bad_one():
 
 
 @pytest.mark.slow
-def test_a_base_learns_the_task_and_a_bad_run_is_refused(smollm2: Path, monkeypatch: pytest.MonkeyPatch):
-    if not (REAL_CACHE / "llama.cpp").exists():
-        pytest.fail("the pinned llama.cpp has not been fetched; next: make export-build")
-    paths.roots().cache.mkdir(parents=True, exist_ok=True)
-    (paths.roots().cache / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")
+@pytest.mark.usefixtures("smollm2", "real_converter")
+def test_a_base_learns_the_task_and_a_bad_run_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRAINYARD_PORT", str(free_port()))
     data, good, bad = (run(command) for command in shown())
     assert data["report"]["exit_code"] == 0

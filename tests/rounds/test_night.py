@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REAL_CACHE
 from tests.evaluation.conftest import write_exam
 from tests.objectives.tiny import make_world
 from training.core import paths
@@ -32,12 +31,8 @@ def short(number: int) -> dict:
 
 
 @pytest.fixture
-def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def night(real_converter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A world with a tiny base, an exam that its data answers and a guard set that it does not."""
-    if not (REAL_CACHE / "llama.cpp").exists():
-        pytest.fail("the pinned llama.cpp has not been fetched; next: make export-build")
-    paths.roots().cache.mkdir(parents=True)
-    (paths.roots().cache / "llama.cpp").symlink_to(REAL_CACHE / "llama.cpp")
     world = make_world(tmp_path, monkeypatch)
     (world / "site").mkdir()
     (world / "site" / "sitecustomize.py").write_text(
