@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REAL_CACHE
-from tests.evaluation.conftest import base_file, write_exam
+from tests.evaluation.conftest import base_file, write_exam, write_gguf
 from training.cli import main
 from training.core import paths
 from training.core.errors import UserError
@@ -28,6 +28,11 @@ from training.evaluation import exam, harness
 def test_what_the_harness_cannot_ask_is_refused_before_anything_is_fetched(tmp_path: Path, question: dict, words: str):
     with pytest.raises(UserError, match=words):
         harness.require_askable(exam.read(write_exam(tmp_path / "e.jsonl", [question])))
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_what_is_no_number_of_questions_is_refused_as_evaluate_does(exam_file: Path, number: int):
+    assert main(["lm-eval", str(write_gguf("untrained")), "--exam", str(exam_file), f"--questions={number}"]) == 2
 
 
 @pytest.mark.slow

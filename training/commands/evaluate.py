@@ -54,8 +54,6 @@ def _check(args: argparse.Namespace) -> None:
     from training.core.errors import UserError
     from training.evaluation import conditions, page
 
-    if args.questions is not None and args.questions < 1:
-        raise UserError("not a number of questions", where="--questions", found=args.questions, expected="1 or more")
     if unknown := sorted(_allowed(args) - set(conditions.NAMES)):
         raise UserError("no such condition", where="--allow", found=", ".join(unknown),
                         expected=", ".join(conditions.NAMES))  # fmt: skip

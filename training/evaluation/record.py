@@ -28,7 +28,7 @@ from training.recipe.model import Recipe
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """What to measure. Raises UserError for what is no number of questions.
 
     Args:
         splits: of the data set; empty for the headline alone.
@@ -46,6 +46,11 @@ class Request:
     recipe: Recipe | None = None
     config: str | None = None
     precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_questions is not None and self.num_questions < 1:
+            raise UserError("not a number of questions", where="--questions", found=self.num_questions,
+                            expected="1 or more")  # fmt: skip
 
 
 @dataclass(frozen=True)
