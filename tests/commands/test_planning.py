@@ -14,6 +14,7 @@ from training.cli import main
 from training.core import files, paths, version
 from training.core.paths import REPOSITORY
 from training.data import dataset, tokens
+from training.llamacpp import pin, source
 from training.tokenizer import artifact
 
 DEMO = "recipes/demo/pretrain-stdlib.yaml"
@@ -357,8 +358,12 @@ def test_doctor_tells_what_is_there_and_what_is_not(call, monkeypatch):
     assert "its source not here yet; next: make export-build" in rows["llama.cpp"] and rows["next"] == "make demo"
     assert rows["docker"].startswith("none answers; none is needed") and text.count(rows["cpu"]) == 1
     monkeypatch.setattr(version, "missing", lambda *_, **__: ["torch"])
+    folder = source.folder_of(pin.load())
+    folder.mkdir(parents=True)
+    files.write_json(folder / files.MANIFEST, {})
     rows = call("doctor")[1]["report"]["rows"]
     assert rows["missing"] == "torch" and rows["next"] == "make setup"
+    assert "its source cannot be used" in rows["llama.cpp"] and "not here yet" not in rows["llama.cpp"]
 
 
 @pytest.mark.parametrize(

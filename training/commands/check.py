@@ -110,8 +110,10 @@ def _records(resolved) -> Iterator[tuple[str, str]]:
     from training.tokenizer import artifact
 
     recipe = resolved.recipe
+    if recipe.data.dataset is None:
+        return
     try:
-        found, tokenizer = dataset.load(dataset.resolve(recipe.data.dataset or "")), artifact.of_recipe(recipe)
+        found, tokenizer = dataset.load(dataset.resolve(recipe.data.dataset)), artifact.of_recipe(recipe)
     except TrainyardError:
         return
     for one in forecast.of_recipe(recipe, found, tokenizer):
@@ -150,6 +152,5 @@ def _machine(resolved) -> Iterator[tuple[str, str]]:
 
 _CHECKS = {
     "training": _training, "model": _model, "dataset": _dataset, "tokenizer": _tokenizer, "records": _records,
-    "memory": _memory,
-    "disk": _disk, "machine": _machine,
+    "memory": _memory, "disk": _disk, "machine": _machine,
 }  # fmt: skip

@@ -128,11 +128,13 @@ def _pin() -> str:
 
 def _source() -> str:
     """Whether the pinned llama.cpp's source, which converts, is here."""
-    from training.core.errors import TrainyardError
+    from training.core.errors import MachineError, TrainyardError
     from training.llamacpp import source
 
     try:
         source.require_source()
         return "its source verified"
+    except MachineError as error:
+        return f"its source not here yet; next: {error.next_command}"
     except (OSError, TrainyardError) as error:
-        return f"its source not here yet; next: {getattr(error, 'next_command', None) or 'make export-build'}"
+        return f"its source cannot be used: {error}"

@@ -13,8 +13,7 @@ from training.data.supervised import Encoded, Encoder, TextEncoder
 from training.data.supervision import Settings
 from training.tokenizer.artifact import Tokenizer
 
-SMALL_BYTES = 16 << 20
-"""Below this much text the start of processes costs more than they save."""
+_ALONE_BELOW_BYTES = 16 << 20  # of text: the start of processes costs more than they save
 _BATCH_BYTES, _BATCH_RECORDS = 1 << 20, 1024
 
 Batch = tuple[int, list[bytes]]
@@ -23,7 +22,7 @@ Encode = Callable[[Iterable[bytes]], Iterator[Encoded]]
 
 def count_for(text_bytes: int) -> int:
     """How many processes beside this one an amount of text is worth."""
-    return pool.count_for(text_bytes, SMALL_BYTES)
+    return pool.count_for(text_bytes, _ALONE_BELOW_BYTES)
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[Batch]:

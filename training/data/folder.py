@@ -40,16 +40,16 @@ class Folder(Source):
     kind = "folder"
 
     def __init__(self, folder: Path, weight: float = 1.0):
-        self.folder, left_out = folder, Counter()
-        self.paths = self._find(left_out)
+        self.folder = folder
+        self.paths, left_out = self._find()
         size = sum(path.stat().st_size for path in self.paths)
         super().__init__(folder.resolve().name, argument(folder, weight), size, "text", weight)
         self.left_out = left_out
         self.is_packed = any(path.suffix.lower() in PACKED_SUFFIXES for path in self.paths)
 
-    def _find(self, left_out: Counter[str]) -> list[Path]:
-        """The files of text in the order of their paths; what is none is counted."""
-        found = []
+    def _find(self) -> tuple[list[Path], Counter[str]]:
+        """The files of text in the order of their paths, and how many there are of each kind that is none."""
+        found, left_out = [], Counter()
         for parent, folders, names in os.walk(self.folder):
             here = Path(parent)
             left_out[HIDDEN] += sum(_is_hidden(name) for name in (*folders, *names))
@@ -65,7 +65,7 @@ class Folder(Source):
                 "the folder holds no text", where=self.folder, found=in_words(left_out) or "no file",
                 expected="files of text, or JSONL or Parquet alone", next_command=EXAMPLE,
             )  # fmt: skip
-        return sorted(found, key=self._name)
+        return sorted(found, key=self._name), left_out
 
     def _enters(self, parent: Path, name: str) -> bool:
         return not _is_hidden(name)

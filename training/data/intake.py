@@ -80,7 +80,8 @@ class Taken:
     shared: list[Shared] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
     fields: Counter[str] = field(default_factory=Counter)
-    """Of a draw: how many records have each field; with `=` behind it, how many a value that is preferred."""
+    num_preferred: int = 0
+    """Of a draw: how many records have each field, and how many a value that is preferred."""
     counts: Counter[str] = field(default_factory=Counter)
     worker: tuple[int, int] = (0, 0)
     """The process that read it: its id and its highest memory in bytes."""
@@ -106,9 +107,7 @@ class Intake:
             one, value = found
             own = record.own_texts(value)
             contaminated = self._contaminated(own, taken, number, identity)
-            if batch.name and "source" not in value:  # as it stands in the record's line
-                value = {**value, "source": batch.name}
-            rows.append(self._row(one, value, batch.source, contaminated, taken))
+            rows.append(self._row(one, value, batch, contaminated, taken))
             lines.append(one.line)
             if self._bands:
                 texts.append(own)
@@ -164,18 +163,20 @@ class Intake:
             taken.shared.append(Shared(number, identity, found.words, found.place))
         return found is not None
 
-    def _row(self, one: Record, value: dict, source: int, contaminated: bool, taken: Taken) -> tuple:
+    def _row(self, one: Record, value: dict, batch: Batch, contaminated: bool, taken: Taken) -> tuple:
         """One record's values, in the order of COLUMNS."""
         digest, digest2 = (int.from_bytes(one.content_digest[at : at + 8], "little") for at in (0, 8))
-        label, tier = self._draw(value, taken) if self._settings.draws else (0, 0)
+        label, tier = self._draw(value, batch.name, taken) if self._settings.draws else (0, 0)
         return (
             digest, digest2, split.hash64(one.line), digest if one.group is None else split.hash64(one.group.encode()),
             SPLITS.index(one.split) if one.split else split.BY_GROUP, split.day_number(one.day), one.text_bytes,
-            len(one.line) + 1, source, contaminated, label, tier,
+            len(one.line) + 1, batch.source, contaminated, label, tier,
         )  # fmt: skip
 
-    def _draw(self, value: dict, taken: Taken) -> tuple[int, int]:
+    def _draw(self, value: dict, source: str | None, taken: Taken) -> tuple[int, int]:
         settings = self._settings
+        if source:
+            value = {"source": source, **value}  # as the record's line has it
         taken.fields.update(record.field_names(value))
         name = record.field(value, settings.draw_by) if settings.draw_by else None
         label = split.hash64((name or "").encode())
@@ -184,7 +185,7 @@ class Intake:
         found = record.field(value, preferred) if preferred else None
         if found not in values:
             return label, len(values)
-        taken.fields[f"{preferred}="] += 1
+        taken.num_preferred += 1
         return label, values.index(found)
 
 

@@ -18,10 +18,10 @@ from training.core.log import say
 from training.recipe import bases
 from training.recipe.model import Recipe
 
-_OF_ONE_RECORD = ("loss_on", "template_date", "template")
-
 if TYPE_CHECKING:
     from training.data.dataset import Dataset
+
+_OF_ONE_RECORD = ("loss_on", "template_date", "template")
 
 
 def of_recipe(recipe: Recipe) -> Longest | None:

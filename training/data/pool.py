@@ -31,8 +31,10 @@ def count_for(num_bytes: int, alone_below_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def started(count: int, make: Callable[..., Callable[[Batch], Result]], *arguments: object, way_out: str) -> Iterator:
-    """Give a `Work`: what each batch gives, in the order of the batches.
+def started(
+    count: int, make: Callable[..., Callable[[Batch], Result]], *arguments: object, way_out: str
+) -> Iterator[Work]:
+    """Give a function of batches, which yields what each gives, in the order of the batches.
 
     Args:
         count: processes beside this one; they end with the block.

@@ -81,6 +81,7 @@ class Read:
     lines: Counter[str] = field(default_factory=Counter)
     labels: dict[int, str] = field(default_factory=dict)
     fields: Counter[str] = field(default_factory=Counter)
+    num_preferred: int = 0
     num_contaminated: int = 0
     need: Need | None = None
     peak_memory_bytes: int = 0
@@ -168,6 +169,7 @@ class Reading:
         read.lines += taken.counts
         read.labels |= taken.labels
         read.fields += taken.fields
+        read.num_preferred += taken.num_preferred
         read.num_good[taken.source] += len(taken.columns["digest"])
         sketches = (taken.sketches.bands_NB, taken.sketches.values_NV) if taken.sketches else ()
         read.ledger.append(taken.columns, *sketches)
@@ -175,17 +177,18 @@ class Reading:
 
     def _require_fields(self) -> None:
         """Refuse a draw by a field that no record has: it would take all of them for one value."""
-        settings, there = self._settings, self._read.fields
-        asked = {"--draw-by": settings.draw_by, "--prefer": settings.preferred[0]} if settings.draws else {}
-        for option, name in asked.items():
-            if name and not there[name] and len(self._read.ledger):
-                known = sorted(one for one in there if not one.endswith("="))
+        settings, read = self._settings, self._read
+        if not settings.draws or not len(read.ledger):
+            return
+        for option, name in {"--draw-by": settings.draw_by, "--prefer": settings.preferred[0]}.items():
+            if name and not read.fields[name]:
+                known = sorted(read.fields)
                 raise UserError(
                     "no record has the field that the draw goes by; nothing was written", where=option, found=name,
                     expected=f"one of {', '.join(map(shown, known))}: a field of the record, or of its metadata by its "
                     "own name" if known else "records with fields besides what is said in them",
                 )  # fmt: skip
-        if settings.preferred[0] and settings.draws and not there[f"{settings.preferred[0]}="]:
+        if settings.prefer and not read.num_preferred:
             _logger.warning("--prefer %s: no record has one of these values", settings.prefer)
 
     def _predict(self, taken: Taken) -> None:

@@ -175,7 +175,7 @@ class Tokenizer:
 
     def copy_to(self, folder: Path) -> None:
         """Write the tokenizer's files into a checkpoint's folder."""
-        for name in FILES[:3]:
+        for name in (TOKENIZER, CONFIG, TEMPLATE):
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, folder / name)
         files.write_json(folder / MANIFEST_IN_CHECKPOINT, self.manifest)

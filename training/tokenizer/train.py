@@ -243,7 +243,7 @@ def _write(
     body["predicted_memory_bytes"] = predicted_bytes
     figures = _measure(artifact.Tokenizer(folder, body), corpus)
     process.give_back()
-    if prove is not None:
+    if prove is not None:  # by a tokenizer of its own: the tables of the one that measured go first
         figures["proved"] = prove(artifact.Tokenizer(folder, body), corpus.read())
     files.write_manifest(folder, artifact.KIND, {**body, **figures, "tool": version.tool()})
 
