@@ -272,13 +272,16 @@ def test_processes_share_the_memory_of_a_machine(recipe: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_torchrun_starts_them_too(recipe: Path, nursery: Nursery):
-    """Each process is the command; the first one makes the run, and the other follows it."""
+    """Each process is the command; the first one makes the run, or finds it, and the other follows it."""
     alone = train(nursery, recipe, *WINDOWS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training"]
     command += ["train", "--config", str(recipe), *WINDOWS]
-    done = subprocess.run(
-        command, cwd=paths.REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+
+    def torchrun(*more: str) -> subprocess.CompletedProcess:
+        environment, both = os.environ | {"OMP_NUM_THREADS": "1"}, [*command, *more]
+        return subprocess.run(both, cwd=paths.REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = torchrun()
     assert done.returncode == 0, done.stderr
     run = all_runs()[0]
     assert len(all_runs()) == 2 and run.id != alone.id and f"followed  {run.id}" in done.stderr
@@ -286,6 +289,8 @@ def test_torchrun_starts_them_too(recipe: Path, nursery: Nursery):
     alike(run, alone)
 
 
+    again = torchrun("--reuse")
+    assert again.returncode == 0 and f"followed  {run.id}" in again.stderr and len(all_runs()) == 2, again.stderr
 @pytest.mark.slow
 @BOTH
 def test_a_process_that_is_killed_ends_all_and_the_run_goes_on(
