@@ -20,6 +20,7 @@ from training.calculator.devices import Device
 from training.cli import main
 from training.core import files, paths
 from training.engine import trainable
+from training.engine.trainer import Trainer
 from training.recipe.load import load
 from training.runs.events import read_events
 from training.runs.folder import RunFolder
@@ -199,6 +200,17 @@ def test_packages_that_are_missing_are_named_with_what_brings_them(world: Path, 
 
 def test_unsloth_is_refused_without_a_gpu_with_the_reason(world: Path, monkeypatch):
     """T10: CUDA alone; in 4 bits or not quantized; 8 bits are no type that there is."""
+def test_a_resume_without_the_packages_leaves_the_run_as_it_was(world: Path, with_trl, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "stop_requested", lambda _: "pause")
+        code, run = train(world / "lora.yaml", "backend=trl")
+    assert code == 130
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
+    assert main(["resume", run.id]) == 3 and "make setup EXTRA=trl" in capsys.readouterr().err
+    assert run.status() == "paused"
+
+
     monkeypatch.setattr(nvml, "ask", lambda: nvml.Answer((), None, "no NVIDIA driver"))
     told = refused(world / "qlora.yaml", "backend=unsloth")
     assert "for CUDA GPUs" in told and "no NVIDIA driver" in told and "backend=native" in told

@@ -137,8 +137,7 @@ def resume(run: RunFolder, parallel: Parallel | None = None) -> dict:
         return _following(parallel)[1]
     resolved, before = _kept_recipe(run), run.record().get("parallel")
     wanted = _several(parallel or (Parallel(**before) if before else None))
-    if wanted:
-        trainable.require(resolved, wanted)
+    trainable.require(resolved, wanted)
     changes = {}
     if before != (wanted.to_json() if wanted else None):
         changes = _planned(resolved.recipe, fit.require(resolved, longest.of_recipe(resolved.recipe), wanted))
@@ -189,10 +188,10 @@ def _following(wanted: Parallel) -> tuple[RunFolder, dict]:
     from training.engine import parallel
 
     ranks = parallel.join(wanted.kind)
+    run = RunFolder.open(ranks.told(None))
     if run.record()["status"] == "completed":  # the first one reuses it
         ranks.leave()
         return run, {}
-    run = RunFolder.open(ranks.told(None))
     with Requests(run.path).listening():  # torchrun sends its signals to all: the first process decides
         return run, train(run, Pulse.create(), ranks)
 
