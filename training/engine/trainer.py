@@ -118,7 +118,9 @@ class Trainer(Hooks):
     def _require_nothing_trained(self) -> None:
         """A run whose checkpoints are damaged or gone must not start afresh; one stopped before its first one does."""
         trained = sum(1 for _ in read_events(self.folder.path, "step"))
-        if trained and not self.folder.record().get("has_saved"):
+        # the pointer also speaks for runs that are older than the mark, the mark for folders that are gone with it
+        has_saved = self.folder.record().get("has_saved") or (self.folder.checkpoints / "latest.json").exists()
+        if trained and not has_saved:
             _logger.warning("the run stopped before its first checkpoint: its %d steps are made again", trained)
         elif trained:
             raise IntegrityError(
@@ -132,7 +134,7 @@ class Trainer(Hooks):
     def _forget_incomplete_steps(self) -> None:
         """Remove what a crash left: temporary folders, and step folders that never got (or lost) their manifest."""
         files.remove_leftovers(self.folder.path)
-        files.remove_leftovers(self.folder.checkpoints)
+        files.remove_leftovers(self.folder.checkpoints, is_held=True)
         for path in self.folder.checkpoints.glob("step_*"):
             if not (path / files.MANIFEST).exists():
                 shutil.rmtree(path)
