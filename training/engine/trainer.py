@@ -35,9 +35,9 @@ _logger = logging.getLogger(__name__)
 class Trainer(Hooks):
     """The first process's part of a run: trains, records, and leaves a true status behind."""
 
-    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse, ranks: Ranks | None = None):
-        self.ranks = ranks or Ranks()
-        self.pulse, self._step, self._has_stepped = pulse, 0, False
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse, ranks: Ranks):
+        self.ranks, self.pulse = ranks, pulse
+        self._step, self._has_stepped = 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._requests = Requests(run.path)
         self._saver = Saver(self._write, self.recipe.checkpoint.background)
