@@ -16,6 +16,7 @@ from tests.engine.test_resume import same, stopped_at
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import make_world, manifest_of
 from training.calculator import devices, fit, history, nvml
+from training.calculator.parallel import Parallel
 from training.calculator.devices import Device
 from training.cli import main
 from training.core import files, paths
@@ -181,6 +182,12 @@ def test_what_trl_does_not_do_with_our_rows_is_refused(world: Path, with_trl):
 def test_trl_tunes_a_base_and_trains_nothing_else(world: Path, with_trl, recipe: Path):
     told = refused(recipe, "backend=trl")
     assert "method: pretrain" in told and "data.packing" not in told
+
+
+def test_several_processes_are_for_the_native_backend(world: Path):
+    both = [load(world / "lora.yaml", ("batch.accumulate=2", f"backend={name}")) for name in ("native", "trl")]
+    told = [trainable.parallel_problems(one, Parallel("ddp", 2)) for one in both]
+    assert not told[0] and ["trains in one process" in str(problem) for problem in told[1]] == [True]
 
 
 def test_an_adapter_on_the_head_is_not_for_trl(world: Path, with_trl, capsys):
