@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import math
 import re
 import tomllib
@@ -17,9 +16,11 @@ from tests.engine.test_run import losses, train
 from tests.objectives.tiny import make_world, manifest_of
 from training.calculator import devices, fit, history, nvml
 from training.calculator.devices import Device
+from training.calculator.parallel import Parallel
 from training.cli import main
 from training.core import files, paths
 from training.engine import trainable
+from training.engine.trainer import Trainer
 from training.recipe.load import load
 from training.runs.events import read_events
 from training.runs.folder import RunFolder
@@ -36,10 +37,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def events(run: RunFolder, kind: str, *keys: str) -> list[tuple]:
     return [(event["step"], *(event[key] for key in keys)) for event in read_events(run.path, kind)]
-
-
-def summary(run: RunFolder) -> dict:
-    return json.loads((run.path / "summary.json").read_text())
 
 
 # ---- TRL
@@ -71,19 +68,19 @@ def test_trl_has_the_native_losses(world: Path, with_trl, monkeypatch, method: s
     checked = [events(run, "validation", "eval/loss_nats", "best") for run in (own, theirs)]
     assert checked[1] == [pytest.approx(one, abs=1e-5) for one in checked[0]]
 
-    assert summary(own).keys() == summary(theirs).keys()
-    differs = {key for key, value in summary(own).items() if summary(theirs)[key] != value}
-    assert (summary(own)["backend"], summary(theirs)["backend"]) == ("native", "trl")
+    assert own.summary().keys() == theirs.summary().keys()
+    differs = {key for key, value in own.summary().items() if theirs.summary()[key] != value}
+    assert (own.summary()["backend"], theirs.summary()["backend"]) == ("native", "trl")
     assert differs <= {
         "run", "backend", "compiled", "trained_seconds", "tokens_per_second", "best_loss_nats", "peak_bytes",
         "estimate_bytes",
     }  # fmt: skip
     assert next(read_events(theirs.path, "start"))["trl"] == "1.16.0"
-    last = [run.step_folder(summary(run)["steps"]) for run in (own, theirs)]
+    last = [run.step_folder(run.summary()["steps"]) for run in (own, theirs)]
     files.verify_manifest(last[1], "checkpoint")
     names = [{path.name for path in folder.rglob("*")} for folder in last]
     assert names[0] == names[1] and manifest_of(last[0]).keys() == manifest_of(last[1]).keys()
-    weights = [load_file(folder / summary(own)["weights"]) for folder in last]
+    weights = [load_file(folder / own.summary()["weights"]) for folder in last]
     assert weights[0].keys() == weights[1].keys()
     assert all(tensor.allclose(weights[1][name], atol=1e-4) for name, tensor in weights[0].items())
     settings = "config.json" if method == "full" else "adapter_config.json"
@@ -103,10 +100,10 @@ def test_trl_goes_on_bit_for_bit(world: Path, with_trl, monkeypatch, method: str
 def test_hours_and_patience_end_a_run_of_trl(world: Path, with_trl):
     overrides = ("backend=trl", "stop.max_steps=null", "stop.max_hours=0.001", "evaluate.every_steps=null")
     code, run = train(world / "lora.yaml", *overrides)
-    assert code == 0 and summary(run)["stop_reason"] == "hours" and list(read_events(run.path, "plan"))
+    assert code == 0 and run.summary()["stop_reason"] == "hours" and list(read_events(run.path, "plan"))
     overrides = ("backend=trl", "optimizer.lr=1e-12", "evaluate.every_steps=1", "stop.patience=2")
     code, run = train(world / "lora.yaml", *overrides)
-    assert code == 0 and summary(run)["stop_reason"] == "patience" and summary(run)["steps"] == 2
+    assert code == 0 and run.summary()["stop_reason"] == "patience" and run.summary()["steps"] == 2
 
 
 def test_either_backend_goes_on_from_the_others_adapter(world: Path, with_trl):
@@ -149,7 +146,7 @@ def test_nothing_is_estimated_of_another_backends_step(world: Path, with_trl, mo
     assert "trl, whose step may take more" in capsys.readouterr().err
     _, run = train(path, "backend=trl", "stop.max_steps=2")
     assert "nothing is estimated" in capsys.readouterr().err
-    assert summary(run)["estimate_bytes"] is None and history.of_device(devices.this_machine()) == ()
+    assert run.summary()["estimate_bytes"] is None and history.of_device(devices.this_machine()) == ()
     assert main(["runs", run.id]) == 0
 
 
@@ -187,6 +184,12 @@ def test_an_adapter_on_the_head_is_not_for_trl(world: Path, with_trl, capsys):
     assert "SFTTrainer trains no adapter on the head" in capsys.readouterr().err
 
 
+def test_several_processes_are_for_the_native_backend(world: Path):
+    both = [load(world / "lora.yaml", ("batch.accumulate=2", f"backend={name}")) for name in ("native", "trl")]
+    told = [trainable.parallel_problems(one, Parallel("ddp", 2)) for one in both]
+    assert not told[0] and ["trains in one process" in str(problem) for problem in told[1]] == [True]
+
+
 def test_packages_that_are_missing_are_named_with_what_brings_them(world: Path, capsys, monkeypatch):
     """Exit 3 as for anything that the machine lacks, before a run is made."""
     find = importlib.util.find_spec
@@ -195,6 +198,17 @@ def test_packages_that_are_missing_are_named_with_what_brings_them(world: Path, 
     told = capsys.readouterr().err
     assert code == 3 and run is None and "needs packages of its own" in told and "make setup EXTRA=trl" in told
     assert train(world / "lora.yaml", "backend=trl", "memory.compile=true")[0] == 2
+
+
+def test_a_resume_without_the_packages_leaves_the_run_as_it_was(world: Path, with_trl, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "stop_requested", lambda _: "pause")
+        code, run = train(world / "lora.yaml", "backend=trl")
+    assert code == 130
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
+    assert main(["resume", run.id]) == 3 and "make setup EXTRA=trl" in capsys.readouterr().err
+    assert run.status() == "paused"
 
 
 def test_unsloth_is_refused_without_a_gpu_with_the_reason(world: Path, monkeypatch):

@@ -71,13 +71,18 @@ def alike(one: RunFolder, other: RunFolder) -> None:
         assert mine[name].sub(wanted).abs().max() <= 2e-4, name  # Adam's step lifts rounding where a gradient is near 0
 
 
+def bases_here() -> str:
+    """What lets a command of the nursery's find the bases of the test."""
+    return f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
+
+
 @BOTH
 def test_two_processes_pretrain_as_one_does(recipe: Path, nursery: Nursery, together: tuple[str, ...]):
     alone = train(nursery, recipe, *WINDOWS)
     run = train(nursery, recipe, *WINDOWS, *together)
     alike(run, alone)
-    summary = files.read_json(run.path / "summary.json")
-    assert summary["processes"] == 2 and files.read_json(alone.path / "summary.json")["processes"] == 1
+    summary = run.summary()
+    assert summary["processes"] == 2 and alone.summary()["processes"] == 1
     assert files.verify_manifest(run.step_folder(12), "checkpoint")["weights_sha256"]
 
 
@@ -94,21 +99,19 @@ def test_two_processes_tune_a_base_as_one_does(
 ):
     """Adapters beside a base that no process trains, and every weight of it with checkpointed layers."""
     world = make_world(tmp_path, monkeypatch)
-    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
     both = {"lora": ("lora.dropout=0", "memory.loss_chunk=8"), "full": ("memory.gradient_checkpointing=true",)}
     for method, more in both.items():
         arguments = (nursery, world / f"{method}.yaml", "batch.accumulate=3", *more)
-        alike(train(*arguments, *together, before=bases_here), train(*arguments, before=bases_here))
+        alike(train(*arguments, *together, before=bases_here()), train(*arguments, before=bases_here()))
 
 
 def test_rows_of_added_tokens_are_kept_from_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery):
     """They belong to the root, and to the head with it, which is tied."""
     world = make_world(tmp_path, monkeypatch)
     extend()
-    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
     arguments = (nursery, world / "lora.yaml", "tokenizer.path=more", "lora.dropout=0", "checkpoint.initial=true")
-    run = train(*arguments, *SHARDED, before=bases_here)
-    alike(run, train(*arguments, before=bases_here))
+    run = train(*arguments, *SHARDED, before=bases_here())
+    alike(run, train(*arguments, before=bases_here()))
     name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
     first, last = (load_file(run.step_folder(step) / "adapter_model.safetensors")[name] for step in (0, 8))
     assert not first.equal(last)
@@ -134,13 +137,12 @@ def test_as_many_processes_go_on_bit_for_bit(
 ):
     """Dropout included: each process's draws go on where they were. Without a word, as many as before go on."""
     world = make_world(tmp_path, monkeypatch)
-    bases_here = f"from pathlib import Path; from training.recipe import bases; bases.FILE = Path({str(bases.FILE)!r})"
     recipe, overrides = world / "lora.yaml", ("lora.dropout=0.5", "evaluate.every_steps=5")
-    wanted = train(nursery, recipe, *overrides, *together, before=bases_here)
-    stopped = f"{bases_here}\n{STOPPED.format(step=5)}"
+    wanted = train(nursery, recipe, *overrides, *together, before=bases_here())
+    stopped = f"{bases_here()}\n{STOPPED.format(step=5)}"
     assert nursery.run("train", "--config", str(recipe), *overrides, *together, before=stopped) == 130
     run = all_runs()[0]
-    assert nursery.run("resume", run.id, before=bases_here) == 0
+    assert nursery.run("resume", run.id, before=bases_here()) == 0
     same(run, wanted)
 
 
@@ -169,7 +171,7 @@ time.monotonic = lambda: plain() * (1 + 600 * (os.environ.get("RANK") == "1"))
         "checkpoint.every_steps=null", "checkpoint.every_minutes=0.03",
     )  # fmt: skip
     run = train(nursery, recipe, *values, *together, before=fast)
-    summary = files.read_json(run.path / "summary.json")
+    summary = run.summary()
     assert summary["stop_reason"] == "hours" and 2 <= summary["trained_seconds"] <= 60
     assert len(list(read_events(run.path, "validation"))) > 2 and list(read_events(run.path, "plan"))
 
@@ -196,7 +198,7 @@ def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(
     run = train(nursery, recipe, *WINDOWS, *together, before=sick)
     (event,) = read_events(run.path, "skipped")
     assert len(losses(run)) == 11 and 0 < len(event["lines"]) < 51 and event["loss"] == "nan"
-    assert files.read_json(run.path / "summary.json")["skipped_steps"] == 1
+    assert run.summary()["skipped_steps"] == 1
 
 
 def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recipe: Path, nursery: Nursery):
@@ -205,7 +207,7 @@ def test_memory_that_runs_out_in_one_process_lowers_the_micro_batch_of_all(recip
     run = train(nursery, recipe, *WINDOWS, *TWO, before=out)
     alike(run, alone)
     assert [one["micro_batch"] for one in read_events(run.path, "out_of_memory")] == [1, 1]
-    assert files.read_json(run.path / "summary.json")["micro_batch"] == 1
+    assert run.summary()["micro_batch"] == 1
 
 
 def test_memory_that_runs_out_between_shards_ends_the_run_with_a_way_out(recipe: Path, nursery: Nursery):
@@ -220,7 +222,7 @@ def test_memory_that_runs_out_between_shards_ends_the_run_with_a_way_out(recipe:
 def test_a_record_that_is_too_much_for_one_process_is_left_out_by_all(recipe: Path, nursery: Nursery):
     out = SICK.format(passes="range(4, 9)", what='if hit: raise MemoryError("can\'t allocate memory")')
     run = train(nursery, recipe, *WINDOWS, "memory.gradient_checkpointing=true", *TWO, before=out)
-    skipped = files.read_json(run.path / "summary.json")["skipped_records"]
+    skipped = run.summary()["skipped_records"]
     assert skipped and skipped == sum(len(one["lines"]) for one in read_events(run.path, "record_skipped"))
 
 
@@ -272,18 +274,23 @@ def test_processes_share_the_memory_of_a_machine(recipe: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_torchrun_starts_them_too(recipe: Path, nursery: Nursery):
-    """Each process is the command; the first one makes the run, and the other follows it."""
+    """Each process is the command; the first one makes the run, or finds it, and the other follows it."""
     alone = train(nursery, recipe, *WINDOWS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training"]
     command += ["train", "--config", str(recipe), *WINDOWS]
-    done = subprocess.run(
-        command, cwd=paths.REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+
+    def torchrun(*more: str) -> subprocess.CompletedProcess:
+        environment, both = os.environ | {"OMP_NUM_THREADS": "1"}, [*command, *more]
+        return subprocess.run(both, cwd=paths.REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = torchrun()
     assert done.returncode == 0, done.stderr
     run = all_runs()[0]
     assert len(all_runs()) == 2 and run.id != alone.id and f"followed  {run.id}" in done.stderr
     assert run.record()["parallel"] == {"kind": "ddp", "ranks": 2} and run.status() == "completed"
     alike(run, alone)
+    again = torchrun("--reuse")
+    assert again.returncode == 0 and f"followed  {run.id}" in again.stderr and len(all_runs()) == 2, again.stderr
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.nursery import Nursery
-from tests.engine.test_run import final_weights, losses, train
+from tests.engine.test_run import final_weights, losses, train, wait_for_step
 from tests.objectives.tiny import make_world
 from training.cli import main
 from training.core import files
@@ -123,7 +123,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: Path):
     )
     with Nursery() as nursery:
         child = nursery.start("train", "--config", str(recipe), *overrides)
-        run = _begun_to_train()
+        run = wait_for_step(1, seconds=120)
         _wait_for_a_step(run)
         os.kill(child, signal.SIGKILL)
         assert nursery.code() == -signal.SIGKILL
@@ -134,18 +134,18 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: Path):
     assert losses(run) == losses(unbroken)
 
     (run.step_folder(40) / files.MANIFEST).unlink()
+    for mark in (run.record()["has_saved"], None):  # a run that is older than the mark has none
+        run.update(status="lost", has_saved=mark)
+        assert main(["resume", run.id]) == 5 and run.status() == "failed"
+
+
+def test_what_a_kill_has_left_of_a_checkpoint_goes_whatever_process_id_it_had(recipe: Path):
+    """In a container the next engine has the number of the one before."""
+    _, run = train(recipe)
+    left = run.checkpoints / f".step_000003.{os.getpid()}.0123abcd.partial"
+    left.mkdir()
     run.update(status="lost")
-    assert main(["resume", run.id]) == 5 and run.status() == "failed"
-
-
-def _begun_to_train() -> RunFolder:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for run in all_runs():
-            if _num_steps(run):
-                return run
-        time.sleep(0.01)
-    raise AssertionError("no run began")
+    assert main(["resume", run.id]) == 0 and not left.exists()
 
 
 def _begun(other: RunFolder) -> RunFolder:

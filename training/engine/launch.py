@@ -119,6 +119,8 @@ def _several(parallel: Parallel | None) -> Parallel | None:
 def _reused(run: RunFolder, parallel: Parallel | None) -> tuple[dict, bool]:
     """The summary of a run of the same key, and whether it was completed before."""
     was_completed = run.status() == "completed"
+    if was_completed and torchrun.is_here():
+        _followed(run).leave()
     return resume(run, parallel or Parallel("ddp", 1)), was_completed
 
 
@@ -135,8 +137,7 @@ def resume(run: RunFolder, parallel: Parallel | None = None) -> dict:
         return _following(parallel)[1]
     resolved, before = _kept_recipe(run), run.record().get("parallel")
     wanted = _several(parallel or (Parallel(**before) if before else None))
-    if wanted:
-        trainable.require(resolved, wanted)
+    trainable.require(resolved, wanted)
     changes = {}
     if before != (wanted.to_json() if wanted else None):
         changes = _planned(resolved.recipe, fit.require(resolved, longest.of_recipe(resolved.recipe), wanted))
@@ -151,7 +152,9 @@ def _in_turn(run: RunFolder, changes: dict | None = None) -> dict:
         environment.write(run.path)
         try:
             with queue.turn(f"training {run.record()['name']}", run=run.id) as machine:
-                return _first(run) if torchrun.is_here() else supervisor.train(run, (work, machine))
+                if torchrun.is_here():
+                    return train(run, Pulse.create(), _followed(run))
+                return supervisor.train(run, (work, machine))
         except KeyboardInterrupt:
             _leave(run, status="paused")
             raise
@@ -166,13 +169,18 @@ def _leave(run: RunFolder, **changes: str) -> None:
         run.update(**changes)
 
 
-def _first(run: RunFolder) -> dict:
-    """Train the run as the first of torchrun's processes."""
+def _joined(run: RunFolder) -> Ranks:
+    """Meet the processes that train the run with this one, where there are any."""
     from training.engine import parallel
 
-    ranks = parallel.join((run.record().get("parallel") or {}).get("kind", "ddp"))
+    return parallel.join((run.record().get("parallel") or {}).get("kind", "ddp"))
+
+
+def _followed(run: RunFolder) -> Ranks:
+    """Meet torchrun's other processes as the first, and tell them which run it is."""
+    ranks = _joined(run)
     ranks.told(run.id)
-    return train(run, Pulse.create(), ranks)
+    return ranks
 
 
 def _following(wanted: Parallel) -> tuple[RunFolder, dict]:
@@ -181,6 +189,9 @@ def _following(wanted: Parallel) -> tuple[RunFolder, dict]:
 
     ranks = parallel.join(wanted.kind)
     run = RunFolder.open(ranks.told(None))
+    if run.record()["status"] == "completed":  # the first one reuses it
+        ranks.leave()
+        return run, {}
     with Requests(run.path).listening():  # torchrun sends its signals to all: the first process decides
         return run, train(run, Pulse.create(), ranks)
 
@@ -190,10 +201,10 @@ def train(run: RunFolder, pulse: Pulse, ranks: Ranks | None = None) -> dict:
     summary."""
     resolved, record = _kept_recipe(run), run.record()
     backends.of(resolved.recipe.backend).prepare()
-    from training.engine import follower, parallel
+    from training.engine import follower
     from training.engine.trainer import Trainer
 
-    ranks = ranks or parallel.join((record.get("parallel") or {}).get("kind", "ddp"))
+    ranks = ranks or _joined(run)
     inputs = resolve_inputs(resolved.recipe, record)
     if ranks.is_first:
         summary = Trainer(run, resolved, inputs, pulse, ranks).run()

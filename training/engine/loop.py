@@ -151,11 +151,15 @@ class Loop:
         rows = trial.rows_of(self.recipe, self.objective, self._ranks.size)
 
         def attempt() -> None:
-            trial.run(self._gradients, state, rows)
+            self._attempt(state, rows)
 
         compiling.settle(self.recipe, self.model, state, attempt, self.hooks)
         attempt()
         self.hooks.on_event("trial", state, lengths=self.objective.lengths[rows].tolist())
+
+    def _attempt(self, state: TrainState, rows: np.ndarray) -> None:
+        """Make the gradient of these rows and leave no trace of it, but perhaps a lower rung."""
+        trial.run(self._gradients, state, rows)
 
     def run(self, state: TrainState) -> str:
         """Train until a stop rule or a request ends it; returns the reason, or `paused` or `cancelled`.

@@ -51,7 +51,8 @@ class TrainState:
 
     def plan_to_json(self) -> dict:
         """What the clock has a say in."""
-        return {name: dataclasses.asdict(self)[name] for name in ("plan", "planned_by", "forecast")}
+        forecast = self.forecast and dataclasses.asdict(self.forecast)
+        return {"plan": dataclasses.asdict(self.plan), "planned_by": self.planned_by, "forecast": forecast}
 
     def take_plan(self, values: dict) -> None:
         """Take over what `plan_to_json` gave."""

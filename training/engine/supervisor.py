@@ -68,7 +68,7 @@ class End:
     signalled: str | None
     silent_seconds: float | None
     memory: str
-    who: str = "no word of its own"
+    who: str
 
 
 def train(run: RunFolder, descriptors: tuple[int, ...] = (), limits: Limits | None = None) -> dict:
@@ -207,8 +207,8 @@ class _Engine:
         return 0
 
     def _who(self, rank: int) -> str:
-        together = "" if len(self._processes) == 1 else f" by process {rank} of {len(self._processes)}"
-        return f"no word of its own{together}"
+        """Which one that is, where there are several."""
+        return "" if len(self._processes) == 1 else f" by process {rank} of {len(self._processes)}"
 
     def _end_silent(self, beat: Beat, seconds: float) -> None:
         """Have all stacks written down, then kill: what hangs does not save."""
@@ -302,7 +302,7 @@ def _death(run: RunFolder, end: End) -> RunError:
         memory = f"; {end.memory}" if name == "SIGKILL" else ""
         return RunError(
             f"the engine was ended by {name}", where=place if name == "SIGKILL" else stacks,
-            found=f"{end.who}{memory}", expected="a run that ends by itself", next_command=again,
+            found=f"no word of its own{end.who}{memory}", expected="a run that ends by itself", next_command=again,
         )  # fmt: skip
     return RunError(
         "the engine ended without a word", where=place, found=f"exit status {end.status}; see what it said above",

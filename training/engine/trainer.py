@@ -35,9 +35,9 @@ _logger = logging.getLogger(__name__)
 class Trainer(Hooks):
     """The first process's part of a run: trains, records, and leaves a true status behind."""
 
-    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse, ranks: Ranks | None = None):
-        self.ranks = ranks or Ranks()
-        self.pulse, self._step, self._has_stepped = pulse, 0, False
+    def __init__(self, run: RunFolder, resolved: Resolved, inputs: Inputs, pulse: Pulse, ranks: Ranks):
+        self.ranks, self.pulse = ranks, pulse
+        self._step, self._has_stepped = 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._requests = Requests(run.path)
         self._saver = Saver(self._write, self.recipe.checkpoint.background)
@@ -118,7 +118,9 @@ class Trainer(Hooks):
     def _require_nothing_trained(self) -> None:
         """A run whose checkpoints are damaged or gone must not start afresh; one stopped before its first one does."""
         trained = sum(1 for _ in read_events(self.folder.path, "step"))
-        if trained and not self.folder.record().get("has_saved"):
+        # the pointer also speaks for runs that are older than the mark, the mark for folders that are gone with it
+        has_saved = self.folder.record().get("has_saved") or (self.folder.checkpoints / "latest.json").exists()
+        if trained and not has_saved:
             _logger.warning("the run stopped before its first checkpoint: its %d steps are made again", trained)
         elif trained:
             raise IntegrityError(
@@ -132,7 +134,7 @@ class Trainer(Hooks):
     def _forget_incomplete_steps(self) -> None:
         """Remove what a crash left: temporary folders, and step folders that never got (or lost) their manifest."""
         files.remove_leftovers(self.folder.path)
-        files.remove_leftovers(self.folder.checkpoints)
+        files.remove_leftovers(self.folder.checkpoints, is_held=True)
         for path in self.folder.checkpoints.glob("step_*"):
             if not (path / files.MANIFEST).exists():
                 shutil.rmtree(path)

@@ -27,7 +27,6 @@ class WholeTrainee(Trainee):
 
     def __init__(self, model: torch.nn.Module, base: dict | None):
         super().__init__(model, base)
-        require_head(model)
         self.wrapped, self._settings = model, super().settings()
 
     def settings(self) -> dict:
@@ -51,13 +50,21 @@ class PeftTrainee(adapter.AdapterTrainee):
         return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe, adapt: Adapt | None = None) -> PeftTrainee:
-    """Put PEFT's adapters into a model, drawn as the native ones are from the generator as it stands.
+def of(model: torch.nn.Module, base: dict | None, recipe: Recipe, adapt: Adapt | None = None) -> Trainee:
+    """The trainee that a recipe makes of an opened model.
 
     Args:
         adapt: what makes PEFT's model of a model and the settings; by default PEFT's own function.
     """
-    require_head(model)
+    _require_head(model)
+    if recipe.lora is None:
+        return WholeTrainee(model, base)
+    torch.manual_seed(recipe.seeds.train)
+    return _adapted(model, base, recipe, adapt or _adapt)
+
+
+def _adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe, adapt: Adapt) -> PeftTrainee:
+    """Put PEFT's adapters into a model, drawn as the native ones are from the generator as it stands."""
     lora, names = recipe.lora, targets.find(model, recipe.lora.targets)
     _require_not_head(model, names)
     drawn = torch.get_rng_state()
@@ -65,7 +72,7 @@ def adapted(model: torch.nn.Module, base: dict | None, recipe: Recipe, adapt: Ad
         "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,
         "target_modules": targets.suffixes(model, names),
     }  # fmt: skip
-    trainee = PeftTrainee((adapt or _adapt)(model, settings), base, recipe, names)
+    trainee = PeftTrainee(adapt(model, settings), base, recipe, names)
     torch.set_rng_state(drawn)
     dtype = dtype_of(recipe.memory.adapter_dtype)
     for name in names:
@@ -81,7 +88,7 @@ def _adapt(model: torch.nn.Module, settings: dict):
     return peft.get_peft_model(model, peft.LoraConfig(**settings, task_type="CAUSAL_LM"))
 
 
-def require_head(model: torch.nn.Module) -> None:
+def _require_head(model: torch.nn.Module) -> None:
     """Raise UserError for a model whose logits are not its head's: SFTTrainer applies the head alone."""
     if getattr(model, WHOLE_LOGITS, False):
         raise UserError(

@@ -20,11 +20,11 @@ import trl
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from training.core.errors import MachineError, RunError
-from training.engine import generators, trial
+from training.engine import generators
 from training.engine.backends import hugging_face
 from training.engine.hooks import StepResult
 from training.engine.loop import Loop
-from training.engine.optimizer import allocate, set_rate
+from training.engine.optimizer import set_rate
 from training.engine.state import TrainState
 from training.objectives.contract import Score
 from training.objectives.trainee import Trainee
@@ -50,16 +50,12 @@ class SftLoop(Loop):
             generators.restore(drawn)
             return super().run(state)
 
-    def _try(self, state: TrainState) -> None:
-        """A trial of the longest rows, which leaves no trace."""
-        allocate(self.optimizer)
-        drawn, rows = generators.states(), trial.rows_of(self.recipe, self.objective)
-        num_tokens = self._on_device(self.objective.batch(rows).num_tokens)
+    def _attempt(self, state: TrainState, rows: np.ndarray) -> None:
+        drawn, num_tokens = generators.states(), self._on_device(self.objective.batch(rows).num_tokens)
         for batch in self._batches(rows):
             self._trainer.training_step(self._wrapped, batch, num_tokens)
         self._trainer.take_nats()
         self._gradients.forget(drawn)
-        self.hooks.on_event("trial", state, lengths=self.objective.lengths[rows].tolist())
 
     def _steps(self, state: TrainState) -> str | None:
         if state.stop_reason is None:

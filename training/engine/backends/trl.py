@@ -14,16 +14,11 @@ class Trl(contract.Backend):
         return contract.missing("trl", self.packages, INSTALL) + contract.foreign_problems(resolved)
 
     def build(self, recipe, tokenizer, device, dtype):
-        import torch
-
         from training.engine.backends import peft_trainee
         from training.objectives import base
 
         model, record = base.load(recipe, tokenizer, device, dtype)
-        if recipe.lora is None:
-            return peft_trainee.WholeTrainee(model, record)
-        torch.manual_seed(recipe.seeds.train)
-        return peft_trainee.adapted(model, record, recipe)
+        return peft_trainee.of(model, record, recipe)
 
     def loop(self, recipe, trainee, *parts):
         from training.engine.backends.sft import SftLoop

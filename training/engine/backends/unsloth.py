@@ -47,7 +47,6 @@ class Unsloth(Trl):
         import unsloth  # noqa: F401  (it has to come before transformers, which it changes)
 
     def build(self, recipe, tokenizer, device, dtype):
-        import torch
         import unsloth
 
         from training.engine.backends import peft_trainee
@@ -61,10 +60,7 @@ class Unsloth(Trl):
             load_in_4bit=is_packed, full_finetuning=recipe.lora is None, use_gradient_checkpointing=again,
             use_exact_model_name=True, local_files_only=True,
         )  # fmt: skip
-        if recipe.lora is None:
-            return peft_trainee.WholeTrainee(model, record)
-        torch.manual_seed(recipe.seeds.train)
-        return peft_trainee.adapted(model, record, recipe, _adapt)
+        return peft_trainee.of(model, record, recipe, _adapt)
 
 
 def _adapt(model, settings: dict):
