@@ -23,25 +23,32 @@ _DONE = "installed.lock"
 
 
 def environment() -> Path:
-    """The harness's own environment, made once for this machine from the lock file. Raises MachineError."""
+    """The harness's own environment, made once for this machine from the lock file, and again where the Python that it
+    was made of is gone. Raises MachineError."""
     folder = paths.roots().cache / "environments" / f"lm-eval-{files.short(files.sha256_file(LOCK))}"
     with locks.hold(folder.with_suffix(".lock"), "lm-eval's environment", resource="lm-eval's environment"):
-        if not (folder / _DONE).is_file():
+        if not ((folder / _DONE).is_file() and _python(folder).exists()):
             say(f"setting up lm-eval from docker/{LOCK.name}, 160 MB to fetch, once for this machine")
             _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-            _run([str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", "--require-hashes",
+            _run([str(_python(folder)), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes",
                   "--no-deps", "-r", str(LOCK)])  # fmt: skip
             files.write_bytes(folder / _DONE, LOCK.read_bytes())
     return folder
+
+
+def _python(environment: Path) -> Path:
+    """Its Python, which finds what is beside it wherever the folder is: the scripts there name the place they were made."""
+    return environment / "bin" / "python"
 
 
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=2, env=_environment())
     if done.returncode:
         raise MachineError(
-            "lm-eval could not be set up", where=LOCK, found=f"{Path(command[0]).name} ended with {done.returncode}",
-            expected="the packages of the lock file", next_command="make lm-eval again, with an index that has them; "
-            "README.md, 'If the set-up fails', names pip's settings",
+            "lm-eval could not be set up", where=LOCK,
+            found=f"python {' '.join(command[1:3])} ended with {done.returncode}", expected="the packages of the lock file",
+            next_command="make lm-eval again, with an index that has them; README.md, 'If the set-up fails', names pip's "
+            "settings",
         )  # fmt: skip
 
 
@@ -78,7 +85,7 @@ def sit(exam: Exam, url: str, folder: Path, program: Path) -> dict:
     """
     _write_task(exam, folder)
     command = [
-        str(program / "bin" / "lm-eval"), "run", "--model", "local-chat-completions", "--model_args",
+        str(_python(program)), "-m", "lm_eval", "run", "--model", "local-chat-completions", "--model_args",
         f"base_url={url}/v1/chat/completions,model={TASK},num_concurrent=1,max_retries=1",
         "--include_path", str(folder), "--tasks", TASK, "--apply_chat_template", "--log_samples",
         "--gen_kwargs", "repeat_penalty=1.0,cache_prompt=false", "--output_path", str(folder / "out"),
@@ -87,7 +94,7 @@ def sit(exam: Exam, url: str, folder: Path, program: Path) -> dict:
     done = subprocess.run(command, stdout=2, env=_environment(**offline, OPENAI_API_KEY="none"))
     results = sorted((folder / "out").rglob("results_*.json"))
     if done.returncode or not results:
-        raise RunError("lm-eval failed", where=" ".join(command[:2]), found=f"exit code {done.returncode}",
+        raise RunError("lm-eval failed", where=" ".join(command[:4]), found=f"exit code {done.returncode}",
                        expected="its own words are above")  # fmt: skip
     return _read(exam, results[-1])
 
