@@ -41,9 +41,9 @@ venv:
 	 && echo $(LOCK) > .venv/lock-name && cp docker/$(LOCK).lock .venv/installed.lock \
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
-test: setup ## Run all tests (ARGS="-m 'not slow'" for the quick ones)
+test: setup ## Run all tests, files side by side (ARGS="-m 'not slow'" for the quick ones, ARGS=-n0 one by one)
 	@RUNTIME=local $(TRAINYARD) export-build $(if $(and $(shell command -v cmake),$(shell command -v c++)),--quantizer)
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: setup ## Check the style
 	@.venv/bin/ruff check training tests && .venv/bin/ruff format --check training tests

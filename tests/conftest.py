@@ -1,7 +1,8 @@
 """Every test has a data root and a cache of its own, and no report of a test reaches the real logs.
 
 Tests marked `docker` use a real engine, images and a Compose project of their own; where there is no engine they are
-skipped by name, and with REQUIRE_DOCKER=1 that is a failure. So it is with `gpu` and REQUIRE_GPU=1.
+skipped by name, and with REQUIRE_DOCKER=1 that is a failure. So it is with `gpu` and REQUIRE_GPU=1. `make test` runs
+files side by side.
 """
 
 import os
@@ -9,14 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
-from training.core import files, paths
+from training.core import files, locks, paths
 from training.engine import base_fetch
 from training.engine.pulse import Pulse
 
@@ -60,8 +63,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("ARGS", None)  # `make test ARGS=...` means this program, and no other target that a test calls
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if num_workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # torch's threads wait busily for one another
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(num_workers))))
     os.environ.setdefault("TRAINYARD_TAG", f"test-{image.checkout()}")
     os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """With `-n auto`: as many as there are cores, of 6 GiB of memory each."""
+    return max(1, min(len(os.sched_getaffinity(0)), int(psutil.virtual_memory().available // (6 << 30))))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each file to one worker, and to the same one all files that need what there is one of."""
+    alone = {item.path: name for name in ("docker", "gpu") for item in items if item.get_closest_marker(name)}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(alone.get(item.path) or item.nodeid.partition("::")[0]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -89,11 +107,20 @@ def real_wheels() -> Path:
     return REAL_CACHE / "wheels" / wheelhouse.default_folder(lock).name
 
 
+@contextmanager
+def made_once(place: Path) -> Iterator[bool]:
+    """Whether something of this machine's cache is there; the tests beside this one wait while the block makes it."""
+    with locks.hold(place.with_name(f"{place.name}.lock"), "the tests", resource=str(place)):
+        yield place.exists()
+
+
 def extra(name: str) -> Path:
     """A folder with the packages of an extra's lock file, their hashes held, installed once for this machine."""
     lock = wheelhouse.lock_path(name)
     folder = REAL_CACHE / "tests" / "extras" / wheelhouse.default_folder(lock).name
-    if not folder.is_dir():
+    with made_once(folder) as is_there:
+        if is_there:
+            return folder
         with files.atomic_folder(folder) as partial:
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
             command += ["--only-binary", ":all:", "--target", str(partial), "--requirement", str(lock)]

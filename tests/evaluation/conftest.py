@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REAL_CACHE
+from tests.conftest import REAL_CACHE, made_once
 from tests.objectives.tiny import make_world
 from training.core import paths
 from training.engine import base_source
@@ -61,9 +61,9 @@ def base_file() -> Path:
     base = bases.find("smollm2-135m-instruct")
     place = REAL_CACHE / "tests" / "files" / base.name
     (name,) = base.files
-    if not (place / name).is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        base_source.obtain(base, place)
+    with made_once(place / name) as is_there:
+        if not is_there:
+            base_source.obtain(base, place)
     return place / name
 
 

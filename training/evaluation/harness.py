@@ -37,7 +37,7 @@ def environment() -> Path:
 
 
 def _python(environment: Path) -> Path:
-    """Its Python, which finds what is beside it wherever the folder is: the scripts there name the place they were made."""
+    """Its Python, which finds what is beside it wherever the folder is: its scripts name where they were made."""
     return environment / "bin" / "python"
 
 
@@ -45,10 +45,9 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=2, env=_environment())
     if done.returncode:
         raise MachineError(
-            "lm-eval could not be set up", where=LOCK,
-            found=f"python {' '.join(command[1:3])} ended with {done.returncode}", expected="the packages of the lock file",
-            next_command="make lm-eval again, with an index that has them; README.md, 'If the set-up fails', names pip's "
-            "settings",
+            "lm-eval could not be set up", where=LOCK, found=f"{' '.join(command[1:3])} ended with {done.returncode}",
+            expected="the packages of the lock file", next_command="make lm-eval again, with an index that has them; "
+            "README.md, 'If the set-up fails', names pip's settings",
         )  # fmt: skip
 
 
