@@ -1,8 +1,8 @@
 """The proof of an export: ids, rendered conversations, ends and log-probabilities of a served file against its source.
 
-PyTorch runs once for all files of a checkpoint, layer by layer; each file is served by private servers of its own: without
-flash attention and with keys and values in F32, so that what is off is the file's, and for the fingerprint as llama.cpp
-serves it by default.
+PyTorch runs once for all files of a checkpoint, layer by layer; each file is served by private servers of its own:
+without flash attention and with keys and values in F32, so that what is off is the file's, and for the fingerprint as
+llama.cpp serves it by default.
 """
 
 import contextlib
