@@ -119,6 +119,7 @@ class ServerProcess:
         token: str | None = None,
         service: str | None = None,
         lora: Path | None = None,
+        exact: bool = False,
     ) -> "ServerProcess":
         """Start a server and return at once.
 
@@ -131,6 +132,8 @@ class ServerProcess:
             token: stands in the server's command line, so that `find` can tell this very start.
             service: stands there too, so that `find` can tell whatever serves under one name.
             lora: an adapter's GGUF, served beside the model.
+            exact: round in attention no more than the weights do: flash attention on a CPU sums in 16 bits, and keys
+                and values are kept in 16.
 
         Raises MachineError where the port is in use.
         """
@@ -145,6 +148,8 @@ class ServerProcess:
             arguments["service"] = service
         if lora is not None:
             arguments["lora"] = lora
+        if exact:
+            arguments |= {"flash-attn": "off", "cache-type-k": "f32", "cache-type-v": "f32"}
         if not detached:
             arguments["parent"] = os.getpid()
         command = [sys.executable, "-m", SERVER_MODULE]

@@ -17,6 +17,10 @@ import sys
 import threading
 
 _PR_SET_PDEATHSIG = 1
+_FLASH_ATTENTION = {
+    word: f"LLAMA_FLASH_ATTN_TYPE_{name}"
+    for word, name in (("auto", "AUTO"), ("on", "ENABLED"), ("off", "DISABLED"))
+}  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:
@@ -35,6 +39,9 @@ def _arguments() -> argparse.Namespace:
     add("--batch-size", "BATCH", type=int)
     add("--ubatch-size", "UBATCH", type=int)
     add("--n-gpu-layers", "N_GPU_LAYERS", "0", type=int)
+    add("--flash-attn", "FLASH_ATTN", "auto", choices=["auto", "on", "off"])
+    add("--cache-type-k", "CACHE_TYPE_K", "f16", choices=["f16", "f32"])
+    add("--cache-type-v", "CACHE_TYPE_V", "f16", choices=["f16", "f32"])
     add("--fit", "FIT", "off", choices=["off"])
     parser.add_argument("--lora", help="an adapter's GGUF, served beside the model and not merged into it")
     add("--cors-origins", "CORS_ORIGINS", "localhost")
@@ -70,6 +77,10 @@ def _parameters(args: argparse.Namespace) -> object:
     params.n_batch = args.batch_size
     params.n_ubatch = args.ubatch_size
     params.n_gpu_layers = args.n_gpu_layers
+    types, attention = xllamacpp.ggml_type, xllamacpp.llama_flash_attn_type
+    params.cache_type_k = getattr(types, f"GGML_TYPE_{args.cache_type_k.upper()}")
+    params.cache_type_v = getattr(types, f"GGML_TYPE_{args.cache_type_v.upper()}")
+    params.flash_attn_type = getattr(attention, _FLASH_ATTENTION[args.flash_attn])
     params.kv_unified = False
     params.cpuparams.n_threads = args.threads
     params.cpuparams_batch.n_threads = args.threads
