@@ -43,7 +43,7 @@ venv:
 
 test: setup ## Run all tests, files side by side (ARGS="-m 'not slow'" for the quick ones, ARGS=-n0 one by one)
 	@RUNTIME=local $(TRAINYARD) export-build $(if $(and $(shell command -v cmake),$(shell command -v c++)),--quantizer)
-	@.venv/bin/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest -n auto --no-loadscope-reorder $(ARGS)
 
 lint: setup ## Check the style
 	@.venv/bin/ruff check training tests && .venv/bin/ruff format --check training tests

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from training.calculator import nvml
 from training.containers import engine, image, wheelhouse
@@ -69,17 +70,28 @@ def pytest_configure() -> None:
     os.environ.setdefault("COMPOSE_PROJECT_NAME", f"trainyard-test-{os.getpid()}")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """With `-n auto`: as many as there are cores, of 6 GiB of memory each."""
     return max(1, min(len(os.sched_getaffinity(0)), int(psutil.virtual_memory().available // (6 << 30))))
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one worker, and to the same one all files that need what there is one of."""
-    alone = {item.path: name for name in ("docker", "gpu") for item in items if item.get_closest_marker(name)}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(alone.get(item.path) or item.nodeid.partition("::")[0]))
+class Scheduling(LoadScopeScheduling):
+    """A file to a worker; those that need the one Docker engine, or the GPU, follow each other in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(paths.REPOSITORY / nodeid.partition("::")[0])
+
+
+@cache
+def _group(path: Path) -> str:
+    text = path.read_text()
+    return next((name for name in ("docker", "gpu") if f"mark.{name}" in text), str(path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -209,7 +209,7 @@ class Evaluation:
         if found is None:
             document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **planned.make()})
             return document | {"reused": False}
-        if found["role"] != role:  # the same paper, asked for as something else
+        if not asked.items() <= found.items():  # the same paper, asked for as something else or at another place
             kept.write(identity, found | asked)
         return found | asked | {"reused": True}
 
