@@ -62,7 +62,10 @@ def alike(one: RunFolder, other: RunFolder) -> None:
         mine, theirs = (list(read_events(run.path, kind)) for run in (one, other))
         assert len(mine) == len(theirs) > 0
         for seen, wanted in zip(mine, theirs, strict=True):
-            for name in set(wanted) - {"time", "event", "memory/peak_bytes", "speed/tokens_per_second"}:
+            differs = {"time", "event", "memory/peak_bytes", "speed/tokens_per_second"}
+            names = {name for name, value in wanted.items() if value is not None} - differs
+            assert names == {name for name, value in seen.items() if value is not None} - differs
+            for name in names:
                 assert seen[name] == pytest.approx(wanted[name], abs=1e-5, rel=1e-5), (kind, wanted["step"], name)
     mine, theirs = tensors(one), tensors(other)
     assert mine.keys() == theirs.keys()
@@ -103,6 +106,11 @@ def test_two_processes_tune_a_base_as_one_does(
     for method, more in both.items():
         arguments = (nursery, world / f"{method}.yaml", "batch.accumulate=3", *more)
         alike(train(*arguments, *together, before=bases_here()), train(*arguments, before=bases_here()))
+
+
+@pytest.mark.slow
+def test_two_compiled_processes_train_as_a_plain_one_does(recipe: Path, nursery: Nursery):
+    alike(train(nursery, recipe, *WINDOWS, "memory.compile=true", *TWO), train(nursery, recipe, *WINDOWS))
 
 
 def test_rows_of_added_tokens_are_kept_from_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery):

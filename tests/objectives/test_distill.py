@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.nursery import Nursery
+from tests.engine.test_ranks import BOTH, alike, bases_here
+from tests.engine.test_ranks import train as in_child
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import resume_in_the_middle
 from training.cli import main
@@ -113,6 +116,18 @@ def test_without_the_teachers_share_it_is_plain_tuning(distilling: Path):
     _, distilled = train(distilling / "whole.yaml", "distill.alpha=0", "memory.loss_chunk=3")
     _, plain = train(distilling / "full.yaml")
     assert list(losses(distilled).values()) == pytest.approx(list(losses(plain).values()), abs=1e-5)
+
+
+@BOTH
+def test_two_processes_distil_as_one_does(distilling: Path, together: tuple[str, ...]):
+    """Whole, and by an adapter: each process reads its own rows of what the teacher said."""
+    assert record(distilling) == 0
+    with Nursery() as nursery:
+        for name in ("whole", "adapter"):
+            dropout = ("lora.dropout=0",) if name == "adapter" else ()
+            arguments = (nursery, distilling / f"{name}.yaml", "batch.accumulate=3", *dropout)
+            alone = in_child(*arguments, before=bases_here())
+            alike(in_child(*arguments, *together, before=bases_here()), alone)
 
 
 def test_any_split_into_micro_batches_gives_one_run(distilling: Path):
