@@ -116,21 +116,26 @@ def test_either_backend_goes_on_from_the_others_adapter(world: Path, with_trl):
         assert events(later, "validation", "eval/loss_nats")[0][1] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_in_a_weight(world: Path, with_trl, capsys, monkeypatch):
-    """SFTTrainer skips no step: exit 4, and the last checkpoint goes on to the losses of a run without it."""
+@pytest.mark.parametrize("told", ["not finite", "out of memory"])
+def test_what_the_loop_would_get_over_ends_a_run_of_trl(world: Path, with_trl, capsys, monkeypatch, told: str):
+    """SFTTrainer has no lower rung and skips no step: exit 4 before the update, and the last checkpoint goes on to the
+    losses of a run without it."""
     import trl
 
     _, wanted = train(world / "lora.yaml", "backend=trl")
     compute = trl.SFTTrainer.compute_loss
 
     def sick(self, *args, **given):
-        loss = compute(self, *args, **given)
-        return loss * math.inf if self.state.global_step == 5 else loss
+        if self.state.global_step < 5:
+            return compute(self, *args, **given)
+        if told == "out of memory":
+            raise MemoryError("can't allocate memory")
+        return compute(self, *args, **given) * math.inf
 
     with monkeypatch.context() as patch:
         patch.setattr(trl.SFTTrainer, "compute_loss", sick)
         code, run = train(world / "lora.yaml", "backend=trl")
-    assert code == 4 and "not finite" in capsys.readouterr().err
+    assert code == 4 and told in capsys.readouterr().err
     assert run.status() == "failed" and run.steps()[-1] == 4
     assert main(["resume", run.id]) == 0 and losses(run) == losses(wanted)
 
