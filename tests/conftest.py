@@ -192,3 +192,9 @@ def llama_image() -> dict:
 def train_image() -> dict:
     """The train image, built for this session: its record."""
     return _built("train")
+
+
+@pytest.fixture(scope="session")
+def export_image(train_image: dict) -> dict:
+    """The export image on the train image, built for this session: its record."""
+    return _built("export")

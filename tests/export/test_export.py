@@ -154,7 +154,7 @@ def test_the_gap_to_a_base_in_4_bits_is_told_apart(adapter: Checkpoint):
 # ---- K-quants
 
 
-def _wide(make_folder, width: int = 256) -> Path:
+def wide(make_folder, width: int = 256) -> Path:
     """A model whose rows the large blocks divide, of 8 layers, so that some of them get more bits."""
     torch.manual_seed(1)
     config = {
@@ -176,7 +176,7 @@ def _wide(make_folder, width: int = 256) -> Path:
 @pytest.mark.parametrize("width", [256, 288], ids=["rows that divide", "rows that do not"])
 def test_k_quants_are_what_was_planned(make_folder, tmp_path: Path, width: int):
     """B59: type of each tensor and size within 1 %, before anything is written; the same bytes by any threads."""
-    checkpoint = open_checkpoint(str(_wide(make_folder, width)))
+    checkpoint = open_checkpoint(str(wide(make_folder, width)))
     whole = _convert(checkpoint.folder, tmp_path / "work", "F32")["F32"]
     for quant in quantize.K_QUANTS:
         planned = plan.make(checkpoint, quant, "llama")
@@ -191,7 +191,7 @@ def test_k_quants_are_what_was_planned(make_folder, tmp_path: Path, width: int):
 
 @pytest.mark.usefixtures("quantiser")
 def test_an_importance_matrix_is_counted_and_counts(make_folder, tmp_path: Path):
-    folder = _wide(make_folder)
+    folder = wide(make_folder)
     checkpoint = open_checkpoint(str(folder))
     whole = _convert(folder, tmp_path / "work", "F32")["F32"]
     record = importance.of_training_data(checkpoint, "llama", tmp_path / "work/importance.gguf")
