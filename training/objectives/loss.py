@@ -1,6 +1,6 @@
-"""The loss of causal language models: the head applied to trained positions alone, in chunks, summed in nats.
+"""The loss of causal language models: the head applied to trained positions alone, all at once or in chunks, in nats.
 
-Logits of all positions never exist, unless a model's logits are more than its head gives of its hidden states; such a
+Logits of other positions never exist, unless a model's logits are more than its head gives of its hidden states; such a
 model is marked with `WHOLE_LOGITS`, and its own forward pass gives them.
 
 Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T, flat), M of a chunk, D width,
