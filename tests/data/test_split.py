@@ -20,8 +20,13 @@ from training.data.ledger import COLUMNS, Components, Ledger
 from training.data.settings import SPLITS, Settings
 
 
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def ledger(values: list[dict]) -> Ledger:
-    """The columns of records, in a folder that goes with the test's process."""
+    """The columns of records, in a folder of the test's own."""
     data = "".join(json.dumps(value) + "\n" for value in values).encode()
     taken = Intake(Settings(near=0)).take(Batch(0, "test", 1, data, "text"))
     assert not taken.faults
