@@ -17,6 +17,7 @@ from training.cli import main
 from training.core import files, paths
 from training.core.errors import UserError
 from training.engine import checkpoint
+from training.engine.pulse import Pulse
 from training.engine.trainer import Trainer
 from training.objectives.stream import StreamRows
 from training.runs.events import read_events
@@ -73,6 +74,22 @@ def test_a_run_leaves_a_whole_folder(recipe: Path):
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 12 and summary["stop_reason"] == "steps" and summary["device"] == "cpu"
     assert sorted(losses(run)) == list(range(1, 13)) and losses(run)[12] < losses(run)[1]
+
+
+def test_a_long_validation_and_a_long_save_show_that_they_move(recipe: Path, monkeypatch):
+    """D8: the limit is of a batch and of a file, not of the whole; a hang inside one shows still."""
+    stages = []
+    beat = Pulse.beat
+
+    def seen(self, stage, step):
+        stages.append(stage)
+        beat(self, stage, step)
+
+    monkeypatch.setattr(Pulse, "beat", seen)
+    _, run = train(recipe, "stop.max_steps=4", "evaluate.records=4", "checkpoint.background=false")
+    num_validations, num_batches = len(list(read_events(run.path, "validation"))), 4 // 2
+    assert num_validations == 2 and stages.count("validation") == num_validations * (1 + num_batches)
+    assert run.steps() == [0, 4] and stages.count("saving") == 2 * (1 + 4)
 
 
 def test_a_run_enters_this_machines_record_of_estimates(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch):

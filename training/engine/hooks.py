@@ -32,6 +32,9 @@ class Hooks:
     def stop_requested(self) -> str | None:
         """`pause` or `cancel`, where somebody asked for it."""
 
+    def beat(self, stage: str) -> None:
+        """Say that a stage of many parts moves: called after each part, so that only a part's silence is a hang."""
+
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Surround `forward` and `backward` of each micro-batch, `optimizer_step`, `validation` or `saving`."""
         return contextlib.nullcontext()

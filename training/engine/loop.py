@@ -109,7 +109,7 @@ class Loop:
         own = self._own_score(objective, own_rows, size)
         others = -(-len(rows) // self._ranks.size)
         if self._ranks.shards and -(-len(own_rows) // size) < -(-others // size):
-            measure(self.model, objective, rows[:1], size)  # others wait for this process's shards
+            measure(self.model, objective, rows[:1], size)  # the others wait for this process's shards
         nats, num_tokens, num_bytes = self._ranks.sums(own.nats, own.num_tokens, own.num_bytes)
         return Score(nats, int(num_tokens), int(num_bytes))
 
@@ -117,7 +117,7 @@ class Loop:
         """In smaller batches where memory runs out: the value does not depend on them."""
         while True:
             try:
-                return measure(self.model, objective, rows, size)
+                return measure(self.model, objective, rows, size, on_rows=lambda _: self.hooks.beat("validation"))
             except RuntimeError as error:
                 if size == 1 or self._ranks.shards or not ladder.is_out_of_memory(error):
                     raise

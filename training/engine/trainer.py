@@ -4,6 +4,7 @@ How it is asked to stop is `requests`' matter, how checkpoints reach the disk is
 """
 
 import contextlib
+import functools
 import logging
 import math
 import shutil
@@ -40,7 +41,8 @@ class Trainer(Hooks):
         self._step, self._has_stepped = 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._requests = Requests(run.path)
-        self._saver = Saver(self._write, self.recipe.checkpoint.background)
+        on_part = functools.partial(self.beat, "saving")
+        self._saver = Saver(self._write, self.recipe.checkpoint.background, on_part)
         self._stepped_tokens, self._stepped_seconds = 0, 0.0
 
     def run(self) -> dict:
@@ -143,9 +145,11 @@ class Trainer(Hooks):
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Let the supervisor see that the loop moves, and in which stage it is."""
-        stage = name if name in STAGES else "step" if self._has_stepped else "first step"
-        self.pulse.beat(stage, self._step)
+        self.beat(name if name in STAGES else "step" if self._has_stepped else "first step")
         return contextlib.nullcontext()
+
+    def beat(self, stage: str) -> None:
+        self.pulse.beat(stage, self._step)
 
     def on_step(self, state: TrainState, result: StepResult) -> None:
         self._step, self._has_stepped = state.step, True
@@ -209,7 +213,7 @@ class Trainer(Hooks):
         }  # fmt: skip
         checkpoint.write(
             self.folder, snapshot, self.trainee.weights_file, self.trainee.settings_file, origin,
-            self.inputs.tokenizer, self.resolved.values,
+            self.inputs.tokenizer, self.resolved.values, self._saver.count_part,
         )  # fmt: skip
         if not self.folder.record().get("has_saved"):
             self.folder.update(has_saved=True)
