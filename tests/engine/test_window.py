@@ -112,6 +112,28 @@ def test_the_ladder_is_walked_to_its_end_and_the_record_left_out():
     assert mine.is_activation_checkpointing
 
 
+@pytest.mark.parametrize("sick", [1, 2])
+def test_a_row_that_cannot_even_be_built_is_left_out_of_its_own_window(sick: int):
+    """Memory runs out on the lowest rung before any forward pass, in a later window than the first: it goes on."""
+
+    class Large(Words):
+        num_tries = 0
+
+        def batch(self, rows):
+            if sick in rows:
+                self.num_tries += 1
+                assert self.num_tries < 9, "the very same window is tried without end"
+                raise MemoryError("Unable to allocate 9.00 GiB")
+            return super().batch(rows)
+
+    rows = random_rows(6).rows
+    hooks = Recorder()
+    recipe = recipe_of(batch={"accumulate": 2}, stop={"max_steps": None, "max_epochs": 1})
+    _, _, state, _, reason = train(recipe, Large(rows), hooks=hooks)
+    assert (reason, state.step, state.skipped_records) == ("epochs", 3, 1)
+    assert [values["lines"] for event, step, values in hooks.events if event == "record_skipped" and step] == [[sick + 1]]
+
+
 def test_where_no_row_fits_the_run_ends():
     hooks = Recorder()
     with pytest.raises(RunError, match="no row fitted the memory"):
