@@ -288,6 +288,17 @@ def test_a_scale_is_doubled_after_many_good_steps():
     assert (state.loss_scale, state.steps_at_scale) == (16.0, 0)
 
 
+def test_a_scale_that_is_at_its_least_doubles_again():
+    """Where even the least one overflows it is not the scale's fault; after many good steps it rises as any other."""
+    _, _, state, *_ = train(recipe_of(stop={"max_steps": 1}), random_rows(3))
+    state.loss_scale = 8.0
+    assert [loss_scale.lower(state, 1.0) for _ in range(4)] == [True, True, False, False]
+    least = state.loss_scale
+    for _ in range(2000):
+        loss_scale.count_step(state)
+    assert state.loss_scale == 2 * least
+
+
 def test_what_is_no_lack_of_memory():
     assert ladder.is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] can't allocate memory: you tried"))
     assert not ladder.is_out_of_memory(RuntimeError("size mismatch"))
