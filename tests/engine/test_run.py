@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -156,11 +157,40 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_lines_and_a_way_out(recipe:
     code, run = train(recipe, "stop.max_steps=100")
     told = capsys.readouterr().err
     assert code == 4 and run.status() == "failed" and "5 steps in a row, 5 in all" in told
+    monkeypatch.setattr(StreamRows, "loss", plain)
+    assert run_advice(told) == 0 and all_runs()[0].status() == "completed"
     assert f"make train CONFIG={paths.for_people(run.path / 'recipe.yaml')} ARGS=optimizer.lr=0.0015" in told
     skipped = list(read_events(run.path, "skipped"))
     assert [event["step"] for event in skipped] == [8, 9, 10, 11, 12] and all(event["lines"] for event in skipped)
     assert f"lines {', '.join(str(line) for line in skipped[-1]['lines'][:8])}" in told
     assert run.latest(checkpoint.STATE_KIND).name == "step_000008"  # a state that was saved though its step was skipped
+
+
+def test_where_no_row_fits_the_next_command_asks_what_would(recipe: Path, monkeypatch, capsys):
+    """A lower learning rate frees no memory; what is advised is run."""
+    passes = [0]
+
+    def too_much(self, model, tensors):
+        passes[0] += model.training
+        if model.training and passes[0] > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return plain(self, model, tensors)
+
+    plain = StreamRows.loss
+    monkeypatch.setattr(StreamRows, "loss", too_much)
+    code, run = train(recipe, "stop.max_steps=100")
+    told = capsys.readouterr().err
+    assert code == 4 and "5 steps in a row" in told and "no row fitted the memory" in told
+    assert "optimizer.lr" not in told and "not finite" not in told
+    assert run_advice(told) == 0
+
+
+def run_advice(told: str) -> int:
+    """Run the command that an error names as the next one, as a shell and make would; returns its exit code."""
+    (line,) = [line for line in told.splitlines() if line.lstrip().startswith("next ")]
+    _, target, *pairs = shlex.split(line.split(None, 1)[1])
+    given = dict(pair.split("=", 1) for pair in pairs)
+    return main([target, "--config", os.path.expandvars(given["CONFIG"]), *shlex.split(given.get("ARGS", ""))])
 
 
 @pytest.mark.parametrize("damage", ["half", "zero", "folder", "pointer", "state"])

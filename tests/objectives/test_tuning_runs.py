@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,14 @@ def test_weights_that_are_not_finite_are_found_before_training(world: Path, caps
     capsys.readouterr()
     assert train(world / "full.yaml")[0] == 2
     assert "not finite" in capsys.readouterr().err
+
+
+def test_without_bitsandbytes_the_command_that_is_named_trains_here(world: Path, monkeypatch, capsys):
+    """QLoRA becomes LoRA in the type that this machine trains in."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    code, _ = train(world / "qlora.yaml")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.lstrip().startswith("next ")]
+    advised = told.partition("with ")[2].removesuffix(" in ARGS").split()
+    assert code == 3 and advised[0] == "method=lora"
+    code, run = train(world / "qlora.yaml", *advised, "stop.max_steps=2")
+    assert code == 0 and run.summary()["method"] == "lora" and run.summary()["dtype"] == "float32"

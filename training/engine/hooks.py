@@ -29,6 +29,9 @@ class Hooks:
         """What it takes until the disk has a checkpoint, as far as that is known."""
         return 0.0
 
+    def command(self, target: str, *overrides: str) -> str | None:
+        """The command of this target for the run's own recipe, which an error may name as the next one."""
+
     def stop_requested(self) -> str | None:
         """`pause` or `cancel`, where somebody asked for it."""
 

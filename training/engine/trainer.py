@@ -12,8 +12,9 @@ import shutil
 import torch
 
 from training.core import files, process, signals
-from training.core.errors import IntegrityError, RunError
+from training.core.errors import IntegrityError
 from training.core.progress import Progress
+from training.core.report import make_command
 from training.core.units import format_bytes, format_count
 from training.engine import checkpoint, environment, selftest
 from training.engine.assembly import Assembly, take_device
@@ -57,17 +58,11 @@ class Trainer(Hooks):
             self.folder.update(status="cancelled" if self._requests.pending() == CANCEL else "paused")
             raise
         except BaseException as error:
-            self._name_the_way_out(error)
             self.folder.update(status="failed", error=str(error))
             raise
         finally:
             self._requests.clear()
             self.events.close()
-
-    def _name_the_way_out(self, error: BaseException) -> None:
-        if isinstance(error, RunError) and error.next_command is None:
-            rate = f"{self.recipe.optimizer.lr / 2:g}"
-            error.next_command = f"make train CONFIG={self.folder.path / 'recipe.yaml'} ARGS=optimizer.lr={rate}"
 
     def _train(self) -> dict:
         self._forget_incomplete_steps()
@@ -201,6 +196,9 @@ class Trainer(Hooks):
         snapshot = self.assembly.snapshot(state)
         checkpoint.require_space(self.folder, snapshot, self.inputs.tokenizer)
         self._saver.save(snapshot)
+
+    def command(self, target: str, *overrides: str) -> str:
+        return make_command(target, *overrides, CONFIG=self.folder.path / "recipe.yaml")
 
     def write_seconds(self) -> float:
         return self._saver.seconds
