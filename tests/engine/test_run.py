@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -271,7 +272,10 @@ def test_lines_in_a_file_are_plain_and_come_at_once(recipe: Path, tmp_path: Path
         assert start_child(recipe, stderr=file).wait(60) == 0
     text = log.read_bytes()
     assert b"\r" not in text and b"\x1b" not in text
-    assert sum(line.startswith(b"train: ") for line in text.splitlines()) == 12
+    lines = [line for line in text.decode().splitlines() if line.startswith("train: ")]
+    parts = r"epoch [01]\.\d\d  loss \S+ nats  \S+ bits/byte  lr \S+e-0\d  \S+ tokens/s  \S+ MiB"
+    assert len(lines) == 12 and all(re.search(rf" of 12 \(\d+ %\) step  {parts}( |$)", line) for line in lines)
+    assert all(line.endswith(" s left") for line in lines[:-1])
 
 
 def test_the_same_recipe_is_reused_and_another_is_not(recipe: Path):

@@ -160,7 +160,8 @@ class Trainer(Hooks):
                 "speed/tokens_per_second": result.score.num_tokens / result.seconds, "memory/peak_bytes": peak,
             },
         )  # fmt: skip
-        note = f"loss {result.score.text()}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
+        epochs = state.epoch + state.row / self.assembly.rows.num_rows
+        note = f"epoch {epochs:.2f}  loss {result.score.text()}  lr {result.rate:.2e}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
         self.progress.total = _shown(state)
         self.progress.advance(1, note)
 
