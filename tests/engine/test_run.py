@@ -179,7 +179,7 @@ def test_where_no_row_fits_the_next_command_asks_what_would(recipe: Path, monkey
 
     plain = StreamRows.loss
     monkeypatch.setattr(StreamRows, "loss", too_much)
-    code, run = train(recipe, "stop.max_steps=100")
+    code, _ = train(recipe, "stop.max_steps=100")
     told = capsys.readouterr().err
     assert code == 4 and "5 steps in a row" in told and "no row fitted the memory" in told
     assert "optimizer.lr" not in told and "not finite" not in told

@@ -131,7 +131,9 @@ def test_a_row_that_cannot_even_be_built_is_left_out_of_its_own_window(sick: int
     recipe = recipe_of(batch={"accumulate": 2}, stop={"max_steps": None, "max_epochs": 1})
     _, _, state, _, reason = train(recipe, Large(rows), hooks=hooks)
     assert (reason, state.step, state.skipped_records) == ("epochs", 3, 1)
-    assert [values["lines"] for event, step, values in hooks.events if event == "record_skipped" and step] == [[sick + 1]]
+    assert [values["lines"] for event, step, values in hooks.events if event == "record_skipped" and step] == [
+        [sick + 1]
+    ]
 
 
 def test_where_no_row_fits_the_run_ends():

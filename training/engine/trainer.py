@@ -161,7 +161,8 @@ class Trainer(Hooks):
             },
         )  # fmt: skip
         epochs = state.epoch + state.row / self.assembly.rows.num_rows
-        note = f"epoch {epochs:.2f}  loss {result.score.text()}  lr {result.rate:.2e}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
+        loss = f"loss {result.score.text()}  lr {result.rate:.2e}"
+        note = f"epoch {epochs:.2f}  {loss}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
         self.progress.total = _shown(state)
         self.progress.advance(1, note)
 

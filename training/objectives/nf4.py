@@ -13,7 +13,6 @@ from training.core.errors import MachineError
 from training.objectives import targets
 from training.recipe.model import Recipe
 
-
 _PLAIN = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

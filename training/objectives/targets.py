@@ -64,7 +64,8 @@ def _require_bare(model: nn.Module) -> None:
     wrapped = [name for name, one in model.named_modules() if hasattr(one, "lora_A")]
     if wrapped:
         raise UserError(
-            "the model has an adapter already", where="lora.targets", found=f"one on {wrapped[0]}, {len(wrapped)} in all",
+            "the model has an adapter already", where="lora.targets",
+            found=f"one on {wrapped[0]}, {len(wrapped)} in all",
             expected="a base without one; lora.from goes on from an adapter",
         )  # fmt: skip
 
