@@ -28,7 +28,7 @@ PLACES = {
     "saving": ("checkpoint", "write", 4, 0.004), "pointing": ("folder.RunFolder", "point", 5, 0.0002),
     "removing": ("checkpoint", "remove", 3, 0.0002), "stepping": ("loop.Loop", "step", 5, 0.004),
 }  # fmt: skip
-"""Where a run is killed: a function, the most calls of it that are waited for, and the most seconds into the last one."""
+"""Where a run is killed: a function, the most calls of it that are waited for, the most seconds into the last one."""
 
 DEATH = """
 import inspect, os, signal, threading, time

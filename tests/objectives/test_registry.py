@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import resume_in_the_middle
+from training.calculator import formula
 from training.core.errors import Problems
+from training.core.paths import REPOSITORY
 from training.objectives import registry
 from training.objectives.method import Method
 from training.recipe import schema
@@ -88,3 +90,31 @@ def test_one_more_plugin_touches_no_other_room(another, tmp_path: Path):
     recipe.write_text(text.replace("METHOD", "full") + "ask: {options: 3}\n")
     with pytest.raises(Problems, match="does not belong to method full"):
         load(recipe)
+
+
+def test_what_a_plugin_says_of_itself_the_other_rooms_keep_to(another, tmp_path: Path):
+    """Its model, its rows, its base's type and its loss's memory: by no room's list of methods."""
+    recipe, fragment = tmp_path / "r.yaml", schema._FRAGMENTS / "ask.schema.json"
+
+    def resolved(said: dict, *overrides: str):
+        fragment.write_text(json.dumps(json.loads(fragment.read_text()) | said))
+        schema._fragments.cache_clear()
+        schema.recipe_schema.cache_clear()
+        return load(recipe, overrides)
+
+    def problems(said: dict, *overrides: str) -> str:
+        with pytest.raises(Problems) as caught:
+            resolved(said, *overrides)
+        return str(caught.value)
+
+    recipe.write_text("name: r\nmethod: ask\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n")
+    plain = (REPOSITORY / "recipes/demo/pretrain-stdlib.yaml").read_text()
+    assert "starts from random weights" in problems({"x-models": ["arch"]})
+    recipe.write_text(plain.replace("method: pretrain", "method: ask"))
+    assert "method ask packs" in problems({"x-stream": True}, "data.packing=false")
+    assert "does not fit method ask" in problems({"x-takes": ["lora"]}, "memory.weights=nf4")
+    assert "does not fit method ask" in problems({"x-nf4": {"ask": False}}, "memory.weights=nf4", "lora.rank=4")
+    num_logits = 2 * 256 * 4096
+    found = [formula.estimate(resolved({"x-loss-bytes": each}).recipe) for each in (12, 20)]
+    at_loss = [one.to_json()["instants"]["loss_backward"] for one in found]
+    assert at_loss[1] - at_loss[0] == 8 * num_logits
