@@ -3,11 +3,15 @@
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
 import termios
 
+import pytest
+
+from training.core import progress
 from training.core.paths import REPOSITORY
 
 CODE = (
@@ -20,13 +24,30 @@ CODE = (
 
 def test_a_file_gets_one_plain_line_for_each_step():
     done = subprocess.run([sys.executable, "-c", CODE], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.stderr.splitlines() == [
+    shown = [re.fullmatch(r"(.*?)(?:  (\S+) s left)?", line).groups() for line in done.stderr.splitlines()]
+    assert [line for line, _ in shown] == [
         "train: 1 of 4 (25 %) step  loss 0",
         "train: 2 of 4 (50 %) step  loss 1",
         "train: 3 of 4 (75 %) step  loss 2",
         "train: 4 of 4 (100 %) step  loss 3",
         "done",
     ]
+    left = [float(seconds) for _, seconds in shown[:3]]
+    assert left == sorted(left, reverse=True) and 0.4 <= left[0] < 3 and left[2] >= 0.1  # 0.15 s each
+    assert shown[3][1] is shown[4][1] is None
+
+
+def test_the_time_left_is_of_the_speed_since_it_went_on(monkeypatch: pytest.MonkeyPatch):
+    """What was done before took no time of this; without a known end there is nothing to tell."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    one = progress.Progress("train", 100, "step", done=90)
+    assert "left" not in one.line()
+    now[0] += 20
+    one.advance(2)
+    assert one.line().endswith("  1 min 20 s left")
+    one.total = None
+    assert "left" not in one.line()
 
 
 def test_a_terminal_gets_a_bar_with_the_figures_of_the_moment():

@@ -1,6 +1,7 @@
 """Runs that are long or compiled: memory that does not grow, names that stay plain, budgets by the clock."""
 
-import json
+import dataclasses
+import shutil
 import time
 from pathlib import Path
 
@@ -11,42 +12,63 @@ from safetensors.torch import load_file
 from tests.engine.test_loop import Recorder, random_rows, recipe_of, tiny_model, train
 from tests.engine.test_run import losses
 from tests.engine.test_run import train as train_run
+from training.cli import main
 from training.core import process
 from training.engine import budget, saver
+from training.engine.state import TrainState
+from training.engine.trainer import Trainer
 from training.runs.events import read_events
 
 
 @pytest.mark.slow
 def test_a_thousand_steps_hold_no_more_memory_than_a_hundred(recipe: Path, monkeypatch: pytest.MonkeyPatch):
     """Less than 1 %, with validations and checkpoints in the background on the way."""
-    held = {}
+    held, on_step = {}, Trainer.on_step
 
     def keep(self, state, result):
+        on_step(self, state, result)
         if state.step in (200, 1200):
             process.reset_peak_rss()
             held[state.step] = process.peak_rss_bytes()
 
-    monkeypatch.setattr("training.engine.trainer.Trainer.on_step", keep)
+    monkeypatch.setattr(Trainer, "on_step", keep)
     often = ("checkpoint.every_steps=25", "evaluate.every_steps=25", "checkpoint.initial=false")
-    assert train_run(recipe, "stop.max_steps=1200", *often)[0] == 0
+    code, run = train_run(recipe, "stop.max_steps=1200", *often)
+    assert code == 0 and len(losses(run)) == 1200  # each was told and written down
     assert held[1200] < held[200] * 1.01
 
 
 @pytest.mark.slow
-def test_a_compiled_run_and_a_plain_one_read_each_others_checkpoints(recipe: Path):
-    """B07: the same names, losses to 1e-5; the choice lies in the checkpoint."""
-    _, plain = train_run(recipe, "stop.max_steps=4")
-    code, compiled = train_run(recipe, "stop.max_steps=4", "memory.compile=auto")
-    assert code == 0
-    tried = next(read_events(compiled.path, "compile"))
-    assert tried["plain_seconds"] > 0 and tried["compiled_seconds"] > 0
-    code, forced = train_run(recipe, "stop.max_steps=4", "memory.compile=true")
-    assert code == 0 and json.loads((forced.path / "summary.json").read_text())["compiled"]
-    weights = [load_file(run.step_folder(4) / "model.safetensors") for run in (plain, forced)]
-    assert weights[0].keys() == weights[1].keys()
-    assert list(losses(forced).values()) == pytest.approx(list(losses(plain).values()), abs=1e-5)
-    for one in weights[0]:
-        assert abs(weights[0][one] - weights[1][one]).max() < 1e-4
+def test_whether_to_compile_is_tried_and_told(recipe: Path):
+    code, run = train_run(recipe, "stop.max_steps=1", "memory.compile=auto")
+    tried = next(read_events(run.path, "compile"))
+    assert code == 0 and tried["plain_seconds"] > 0 and tried["compiled_seconds"] > 0
+    assert run.summary()["compiled"] == tried["compiled"]
+
+
+@pytest.mark.slow
+def test_a_compiled_run_and_a_plain_one_read_each_others_checkpoints(recipe: Path, monkeypatch: pytest.MonkeyPatch):
+    """B07: the same names; each goes on from step 4 of the other's, and everything is the plain run's to 1e-5."""
+    often = ("stop.max_steps=8", "checkpoint.keep=9")
+    (_, plain), (code, compiled) = train_run(recipe, *often), train_run(recipe, *often, "memory.compile=true")
+    assert code == 0 and compiled.summary()["compiled"] and not plain.summary()["compiled"]
+    wanted, weights = losses(plain), load_file(plain.step_folder(8) / "model.safetensors")
+    assert list(losses(compiled).values()) == pytest.approx(list(wanted.values()), abs=1e-5)
+    read = TrainState.from_json
+    for run, goes_on_compiled in ((compiled, False), (plain, True)):
+        num_told = len(list(read_events(run.path, "step")))
+        shutil.rmtree(run.step_folder(8))
+        run.update(status="lost")
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainState, "from_json", lambda values, on=goes_on_compiled: read(values | {"compiled": on}))
+            assert main(["resume", run.id]) == 0
+        assert run.summary()["compiled"] == goes_on_compiled
+        again = list(read_events(run.path, "step"))[num_told:]
+        assert [one["step"] for one in again] == [5, 6, 7, 8]
+        assert [one["train/loss_nats"] for one in again] == pytest.approx([wanted[n] for n in (5, 6, 7, 8)], abs=1e-5)
+        mine = load_file(run.step_folder(8) / "model.safetensors")
+        assert mine.keys() == weights.keys()
+        assert all((mine[name] - weights[name]).abs().max() < 1e-4 for name in weights)
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, rows, seconds) -> None:
@@ -97,6 +119,27 @@ def test_steps_that_are_long_are_planned_after_two(monkeypatch: pytest.MonkeyPat
     _, _, state, _, reason = train(recipe, rows, hooks=hooks)
     assert (reason, state.step, state.plan.total_steps) == ("hours", 5, 5)
     assert [step for event, step, _ in hooks.events] == [2] and hooks.rates[-1] == pytest.approx(1e-3)
+
+
+def test_a_run_that_the_clock_has_planned_keeps_its_plan_when_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """B05: the plan of the first ten steps is that of the steps after a stop; no new one is made before it is due."""
+    limits = {"stop": {"max_steps": 10_000, "max_hours": 600 / 3600}, "schedule": {"kind": "cosine", "warmup": "5%"}}
+    rows = random_rows(10)
+    clock(monkeypatch, rows, lambda n: 1.0)
+    wanted = Recorder()
+    *_, unbroken, _, _ = train(recipe_of(**limits), rows, hooks=wanted)
+    rows, before, after = random_rows(10), Recorder(stop_after=40), Recorder()
+    clock(monkeypatch, rows, lambda n: 1.0)
+    model, opt, state, _, reason = train(recipe_of(**limits), rows, hooks=before)
+    assert (reason, state.planned_by) == ("paused", "hours")
+    kept = TrainState.from_json(dataclasses.asdict(state))
+    plan, due = kept.plan, kept.forecast.step
+    assert due > 60
+    *_, reason = train(recipe_of(**limits), rows, model, after, kept, opt)
+    assert reason == "hours" and abs(kept.step - unbroken.step) <= 2  # the trial of the resume takes a second
+    assert all(step >= due for event, step, _ in after.events if event == "plan")
+    assert after.rates[: due - 41] == [plan.rate(step) for step in range(41, due)]
+    assert before.rates + after.rates[: due - 41] == wanted.rates[: due - 1]
 
 
 def test_a_limit_in_steps_that_comes_before_the_clock_is_the_plan_again(monkeypatch: pytest.MonkeyPatch):

@@ -11,9 +11,12 @@ from training.core.errors import RunError
 from training.engine import budget, loop, optimizer
 from training.engine.hooks import Hooks
 from training.engine.ladder import Rung
+from training.engine.order import Windows
+from training.engine.parallel import Ranks
 from training.engine.schedule import Plan
 from training.engine.state import TrainState
 from training.engine.stop import BestSoFar
+from training.engine.window import Gradients
 from training.objectives.contract import Batch, Score
 from training.recipe.load import Resolved
 
@@ -156,6 +159,23 @@ def test_the_last_window_of_an_epoch_is_stepped_with_its_true_size():
     assert sorted(rows.seen[:7]) == sorted(rows.seen[7:]) == list(range(7))
     short = train(recipe_of(batch={"accumulate": 4}, stop={"max_steps": None, "max_epochs": 1}), random_rows(3))
     assert short[2].step == 1
+
+
+def test_the_gradient_of_a_short_window_is_that_of_one_batch_of_its_rows():
+    """B17: three rows of unequal length where four make a window: their sum by their own number of tokens."""
+    recipe, rows = recipe_of(batch={"accumulate": 4}), random_rows(3)
+    assert len(set(rows.lengths)) > 1
+    model = tiny_model()
+    opt, state = optimizer.build(model, recipe.optimizer), TrainState(*budget.first_plan(recipe, 3), Rung.of(recipe))
+    sums = Gradients(recipe_of(optimizer={"grad_clip": 0}), model, opt, rows, Recorder(), Ranks()).of(
+        state, Windows(recipe, rows).next(state)
+    )
+    other, whole = tiny_model(), rows.batch(np.arange(3))
+    nats = rows.loss(other, whole.tensors) / whole.num_tokens
+    nats.backward()
+    assert sums.num_tokens == whole.num_tokens and sums.nats / sums.num_tokens == pytest.approx(nats.item(), abs=1e-6)
+    for mine, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(mine.grad, wanted.grad, atol=1e-6) and wanted.grad.abs().max() > 1e-3
 
 
 def test_a_resume_goes_on_where_the_order_was():

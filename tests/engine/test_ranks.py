@@ -108,6 +108,16 @@ def test_two_processes_tune_a_base_as_one_does(
         alike(train(*arguments, *together, before=bases_here()), train(*arguments, before=bases_here()))
 
 
+def test_two_processes_share_a_window_beside_a_base_in_4_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
+):
+    """QLoRA, each with the whole base: `fsdp2` refuses it."""
+    arguments = (nursery, make_world(tmp_path, monkeypatch) / "qlora.yaml", "batch.accumulate=3", "lora.dropout=0")
+    run = train(*arguments, *TWO, before=bases_here())
+    alike(run, train(*arguments, before=bases_here()))
+    assert run.summary()["processes"] == 2 and run.summary()["quantization"] == "nf4"
+
+
 @pytest.mark.slow
 def test_two_compiled_processes_train_as_a_plain_one_does(recipe: Path, nursery: Nursery):
     alike(train(nursery, recipe, *WINDOWS, "memory.compile=true", *TWO), train(nursery, recipe, *WINDOWS))

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.engine.nursery import Nursery
 from tests.engine.test_run import final_weights, losses, train, wait_for_step
 from tests.objectives.tiny import make_world
 from training.cli import main
-from training.core import files
+from training.core import files, paths
 from training.engine import checkpoint
 from training.engine.trainer import Trainer
 from training.runs.events import read_events
@@ -20,6 +21,39 @@ from training.runs.folder import RunFolder, all_runs
 
 STREAM = ("stop.max_steps=24", "evaluate.every_steps=5", "checkpoint.every_steps=7")
 """Epochs of some eleven steps, validations and saves at odd places."""
+
+
+PLACES = {
+    "loading": ("assembly.Assembly", "of", 1, 0.02), "resuming": ("checkpoint", "load", 1, 0.002),
+    "saving": ("checkpoint", "write", 4, 0.004), "pointing": ("folder.RunFolder", "point", 5, 0.0002),
+    "removing": ("checkpoint", "remove", 3, 0.0002), "stepping": ("loop.Loop", "step", 5, 0.004),
+}  # fmt: skip
+"""Where a run is killed: a function, the most calls of it that are waited for, the most seconds into the last one."""
+
+DEATH = """
+import inspect, os, signal, threading, time
+from training.engine import assembly, checkpoint, loop
+from training.runs import folder
+
+journal = os.open(os.environ["DATA_ROOT"] + "/journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+real, calls = getattr({owner}, "{name}"), []
+
+def die():
+    time.sleep({seconds})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def deadly(*arguments, **named):
+    calls.append(1)
+    os.write(journal, b"in {name}\\n")
+    if len(calls) == {number}:
+        threading.Thread(target=die, daemon=True).start()
+    try:
+        return real(*arguments, **named)
+    finally:
+        os.write(journal, b"out of {name}\\n")
+
+setattr({owner}, "{name}", staticmethod(deadly) if inspect.ismethod(real) else deadly)
+"""
 
 
 def stopped_at(recipe: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> RunFolder:
@@ -92,23 +126,37 @@ def test_a_finished_run_and_its_last_step_are_left_alone(recipe: Path):
 
 @pytest.mark.slow
 def test_a_run_killed_twenty_times_ends_as_one_that_nobody_killed(recipe: Path):
-    """B11, B78: kill -9 at random moments, loading and saving included."""
+    """B11, B78: kill -9 at random moments of a random place, three times in each: loading, resuming and saving, the
+    pointer's change and the removal of old checkpoints included."""
     overrides = ("stop.max_steps=150", "checkpoint.every_steps=1", "evaluate.every_steps=3")
     chance = random.Random(3)
+    places = [*PLACES] * 3 + ["anywhere"] * 2
+    chance.shuffle(places)
+    assert len(places) == 20
+    killed_in = Counter()
     with Nursery() as nursery:
         nursery.start("train", "--config", str(recipe), *overrides)
         assert nursery.code() == 0
         wanted = all_runs()[0]
         child = nursery.start("train", "--config", str(recipe), *overrides)
         run = _begun(wanted)
-        for _ in range(20):
-            _wait_for_a_step(run)
-            time.sleep(chance.random() * 0.15)
-            os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        assert nursery.code() == -signal.SIGKILL
+        for place in places:
+            if place == "anywhere":
+                child = nursery.start("resume", run.id)
+                _wait_for_a_step(run)
+                time.sleep(chance.random() * 0.15)
+                os.kill(child, signal.SIGKILL)
+            else:
+                owner, name, most_calls, seconds = PLACES[place]
+                how = {"number": chance.randint(1, most_calls), "seconds": chance.random() * seconds}
+                nursery.start("resume", run.id, before=DEATH.format(owner=owner, name=name, **how))
             assert nursery.code() == -signal.SIGKILL, "the run was done before it was killed twenty times"
+            killed_in[place] += place == "anywhere" or _journal().endswith(f"in {PLACES[place][1]}\n")
             assert run.status() == "lost" and run.latest(checkpoint.STATE_KIND) is not None
-            child = nursery.start("resume", run.id)
-        assert nursery.code() == 0
+        assert nursery.run("resume", run.id) == 0
+    assert all(killed_in[place] >= 2 for place in (*PLACES, "anywhere")), killed_in
     assert run.status() == "completed" and not list(run.checkpoints.glob(".*"))
     assert final_weights(run) == final_weights(wanted) and losses(run) == losses(wanted)
 
@@ -146,6 +194,10 @@ def test_what_a_kill_has_left_of_a_checkpoint_goes_whatever_process_id_it_had(re
     left.mkdir()
     run.update(status="lost")
     assert main(["resume", run.id]) == 0 and not left.exists()
+
+
+def _journal() -> str:
+    return (paths.roots().data / "journal").read_text()
 
 
 def _begun(other: RunFolder) -> RunFolder:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from training.cli import main
 from training.core import files, paths
 from training.core.errors import UserError
 from training.engine import checkpoint
+from training.engine.pulse import Pulse
 from training.engine.trainer import Trainer
 from training.objectives.stream import StreamRows
 from training.runs.events import read_events
@@ -73,6 +76,22 @@ def test_a_run_leaves_a_whole_folder(recipe: Path):
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 12 and summary["stop_reason"] == "steps" and summary["device"] == "cpu"
     assert sorted(losses(run)) == list(range(1, 13)) and losses(run)[12] < losses(run)[1]
+
+
+def test_a_long_validation_and_a_long_save_show_that_they_move(recipe: Path, monkeypatch):
+    """D8: the limit is of a batch and of a file, not of the whole; a hang inside one shows still."""
+    stages = []
+    beat = Pulse.beat
+
+    def seen(self, stage, step):
+        stages.append(stage)
+        beat(self, stage, step)
+
+    monkeypatch.setattr(Pulse, "beat", seen)
+    _, run = train(recipe, "stop.max_steps=4", "evaluate.records=4", "checkpoint.background=false")
+    num_validations, num_batches = len(list(read_events(run.path, "validation"))), 4 // 2
+    assert num_validations == 2 and stages.count("validation") == num_validations * (1 + num_batches)
+    assert run.steps() == [0, 4] and stages.count("saving") == 2 * (1 + 4)
 
 
 def test_a_run_enters_this_machines_record_of_estimates(recipe: Path, capsys: pytest.CaptureFixture, monkeypatch):
@@ -139,11 +158,40 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_lines_and_a_way_out(recipe:
     code, run = train(recipe, "stop.max_steps=100")
     told = capsys.readouterr().err
     assert code == 4 and run.status() == "failed" and "5 steps in a row, 5 in all" in told
+    monkeypatch.setattr(StreamRows, "loss", plain)
+    assert run_advice(told) == 0 and all_runs()[0].status() == "completed"
     assert f"make train CONFIG={paths.for_people(run.path / 'recipe.yaml')} ARGS=optimizer.lr=0.0015" in told
     skipped = list(read_events(run.path, "skipped"))
     assert [event["step"] for event in skipped] == [8, 9, 10, 11, 12] and all(event["lines"] for event in skipped)
     assert f"lines {', '.join(str(line) for line in skipped[-1]['lines'][:8])}" in told
     assert run.latest(checkpoint.STATE_KIND).name == "step_000008"  # a state that was saved though its step was skipped
+
+
+def test_where_no_row_fits_the_next_command_asks_what_would(recipe: Path, monkeypatch, capsys):
+    """A lower learning rate frees no memory; what is advised is run."""
+    passes = [0]
+
+    def too_much(self, model, tensors):
+        passes[0] += model.training
+        if model.training and passes[0] > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return plain(self, model, tensors)
+
+    plain = StreamRows.loss
+    monkeypatch.setattr(StreamRows, "loss", too_much)
+    code, _ = train(recipe, "stop.max_steps=100")
+    told = capsys.readouterr().err
+    assert code == 4 and "5 steps in a row" in told and "no row fitted the memory" in told
+    assert "optimizer.lr" not in told and "not finite" not in told
+    assert run_advice(told) == 0
+
+
+def run_advice(told: str) -> int:
+    """Run the command that an error names as the next one, as a shell and make would; returns its exit code."""
+    (line,) = [line for line in told.splitlines() if line.lstrip().startswith("next ")]
+    _, target, *pairs = shlex.split(line.split(None, 1)[1])
+    given = dict(pair.split("=", 1) for pair in pairs)
+    return main([target, "--config", os.path.expandvars(given["CONFIG"]), *shlex.split(given.get("ARGS", ""))])
 
 
 @pytest.mark.parametrize("damage", ["half", "zero", "folder", "pointer", "state"])
@@ -224,7 +272,10 @@ def test_lines_in_a_file_are_plain_and_come_at_once(recipe: Path, tmp_path: Path
         assert start_child(recipe, stderr=file).wait(60) == 0
     text = log.read_bytes()
     assert b"\r" not in text and b"\x1b" not in text
-    assert sum(line.startswith(b"train: ") for line in text.splitlines()) == 12
+    lines = [line for line in text.decode().splitlines() if line.startswith("train: ")]
+    parts = r"epoch [01]\.\d\d  loss \S+ nats  \S+ bits/byte  lr \S+e-0\d  \S+ tokens/s  \S+ MiB"
+    assert len(lines) == 12 and all(re.search(rf" of 12 \(\d+ %\) step  {parts}( |$)", line) for line in lines)
+    assert all(line.endswith(" s left") for line in lines[:-1])
 
 
 def test_the_same_recipe_is_reused_and_another_is_not(recipe: Path):

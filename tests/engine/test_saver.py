@@ -49,6 +49,27 @@ def test_one_is_on_its_way_and_an_error_comes_back():
     one.wait()  # told once
 
 
+def test_who_waits_for_the_disk_hears_of_each_file(monkeypatch: pytest.MonkeyPatch):
+    """D8: in the main thread and while it waits alone, so that a disk that hangs, or a step, is silent."""
+    monkeypatch.setattr(saver, "_LOOK_SECONDS", 0.01)
+    heard, go = [], threading.Event()
+
+    def write(_snapshot):
+        one.count_part()
+        go.wait(10)
+        for _ in range(2):
+            one.count_part()
+            time.sleep(0.1)
+
+    one = saver.Saver(write, True, lambda: heard.append(threading.current_thread()))
+    one.save(checkpoint.Snapshot(None, {"w": torch.ones(3)}, {}, {}, {}))
+    time.sleep(0.05)
+    assert heard == []
+    go.set()
+    one.wait()
+    assert set(heard) == {threading.main_thread()} and len(heard) >= 2
+
+
 def test_without_host_memory_the_run_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saver, "_has_room", lambda num_bytes: False)
     threads = []

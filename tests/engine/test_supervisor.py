@@ -15,6 +15,7 @@ from training.core import locks, memory_kills, paths, queue
 from training.core.errors import IntegrityError, MachineError, RunError, Terminated
 from training.engine import launch, supervisor
 from training.engine.pulse import Beat, Pulse
+from training.recipe import bases
 from training.runs.events import read_events
 from training.runs.folder import RunFolder
 
@@ -370,16 +371,24 @@ LIGHT = """
 import sys
 from pathlib import Path
 from training.engine import launch, supervisor
+from training.recipe import bases
 from training.recipe.load import load
 supervisor.train = lambda run, held: {}
-launch.start(load(Path(sys.argv[1])))
+bases.FILE = Path(sys.argv[1])
+for recipe in sys.argv[2:]:
+    launch.start(load(Path(recipe)))
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 
 def test_all_that_comes_before_the_engine_needs_no_torch(recipe: Path):
     """The recipe, memory, data, tokens and the queue; so an engine costs its own imports and no others."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT, str(recipe)], cwd=paths.REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert imported_by_launching(recipe) == "[]"
+
+
+def imported_by_launching(*recipes: Path) -> str:
+    """What a process that starts these recipes, one after another, has imported of what is heavy."""
+    command = [sys.executable, "-c", LIGHT, str(bases.FILE), *map(str, recipes)]
+    done = subprocess.run(command, cwd=paths.REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -112,6 +112,30 @@ def test_the_ladder_is_walked_to_its_end_and_the_record_left_out():
     assert mine.is_activation_checkpointing
 
 
+@pytest.mark.parametrize("sick", [1, 2])
+def test_a_row_that_cannot_even_be_built_is_left_out_of_its_own_window(sick: int):
+    """Memory runs out on the lowest rung before any forward pass, in a later window than the first: it goes on."""
+
+    class Large(Words):
+        num_tries = 0
+
+        def batch(self, rows):
+            if sick in rows:
+                self.num_tries += 1
+                assert self.num_tries < 9, "the very same window is tried without end"
+                raise MemoryError("Unable to allocate 9.00 GiB")
+            return super().batch(rows)
+
+    rows = random_rows(6).rows
+    hooks = Recorder()
+    recipe = recipe_of(batch={"accumulate": 2}, stop={"max_steps": None, "max_epochs": 1})
+    _, _, state, _, reason = train(recipe, Large(rows), hooks=hooks)
+    assert (reason, state.step, state.skipped_records) == ("epochs", 3, 1)
+    assert [values["lines"] for event, step, values in hooks.events if event == "record_skipped" and step] == [
+        [sick + 1]
+    ]
+
+
 def test_where_no_row_fits_the_run_ends():
     hooks = Recorder()
     with pytest.raises(RunError, match="no row fitted the memory"):
@@ -264,6 +288,17 @@ def test_a_scale_is_doubled_after_many_good_steps():
     for _ in range(2000):
         loss_scale.count_step(state)
     assert (state.loss_scale, state.steps_at_scale) == (16.0, 0)
+
+
+def test_a_scale_that_is_at_its_least_doubles_again():
+    """Where even the least one overflows it is not the scale's fault; after many good steps it rises as any other."""
+    _, _, state, *_ = train(recipe_of(stop={"max_steps": 1}), random_rows(3))
+    state.loss_scale = 8.0
+    assert [loss_scale.lower(state, 1.0) for _ in range(4)] == [True, True, False, False]
+    least = state.loss_scale
+    for _ in range(2000):
+        loss_scale.count_step(state)
+    assert state.loss_scale == 2 * least
 
 
 def test_what_is_no_lack_of_memory():

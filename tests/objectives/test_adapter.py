@@ -218,3 +218,19 @@ def test_a_tied_head_is_saved_once_and_an_untied_one_beside_its_embedding():
     assert head not in tied.weights() and embedding in tied.weights()
     config = LlamaConfig.from_dict(tied.settings() | {"tie_word_embeddings": False})
     assert {head, embedding} <= Trainee(LlamaForCausalLM(config)).weights().keys()
+
+
+@pytest.mark.parametrize("by", ["ours", "peft"])
+def test_a_model_that_has_an_adapter_is_not_wrapped_again(by: str):
+    """B53: whatever the targets are, and whoever has put the first one there; the model stays as it was."""
+    if by == "ours":
+        model = adapted(lora(targets="attention")).model
+    else:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"])).base_model.model
+    before = [name for name, _ in model.named_modules()]
+    for wanted in ("all-linear", "attention", ("up_proj",)):
+        with pytest.raises(UserError, match="has an adapter already"):
+            adapter.attach(model, lora(targets=wanted), torch.float32)
+    assert [name for name, _ in model.named_modules()] == before

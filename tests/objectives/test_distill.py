@@ -16,6 +16,7 @@ from tests.engine.nursery import Nursery
 from tests.engine.test_ranks import BOTH, alike, bases_here
 from tests.engine.test_ranks import train as in_child
 from tests.engine.test_run import losses, train
+from tests.engine.test_supervisor import imported_by_launching
 from tests.objectives.tiny import resume_in_the_middle
 from training.cli import main
 from training.core import files, paths
@@ -24,7 +25,7 @@ from training.data import dataset as datasets
 from training.data import tokens
 from training.data.supervision import Settings
 from training.objectives import base, teaching
-from training.recipe import bases
+from training.recipe import bases, schema
 from training.recipe.load import load
 from training.runs.events import read_events
 from training.tokenizer import artifact
@@ -63,6 +64,19 @@ def shards_of(recipe: Path) -> Path:
 
 def records_of(folder: Path) -> list[Path]:
     return sorted(shards_of(folder / "whole.yaml").glob("teachers/[!.]*"))
+
+
+def test_a_launcher_needs_no_torch_for_any_method(distilling: Path):
+    """R5: every method of the schema, each way that distillation makes its student, an adapter that is gone on from."""
+    assert record(distilling) == 0
+    _, run = train(distilling / "lora.yaml", "stop.max_steps=2")
+    on = f"lora: {{from: {run.id}}}\n"
+    (distilling / "on.yaml").write_text(f"extends: lora.yaml\nname: on\n{on}")
+    names = ("full", "lora", "qlora", "on", "whole", "adapter", "fresh")
+    recipes = [distilling / f"{name}.yaml" for name in names]
+    methods = {"pretrain", *(load(one).recipe.method for one in recipes)}
+    assert methods == set(schema.plugins())
+    assert imported_by_launching(*recipes) == "[]"
 
 
 def test_the_record_is_what_the_model_says(distilling: Path):

@@ -1,16 +1,21 @@
 """Whole runs that start from a base: what they leave, how they go on, what they refuse."""
 
+import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import manifest_of, resume_in_the_middle
 from training.cli import main
 from training.core import files, paths
+from training.engine.assembly import Assembly
+from training.engine.trainer import Trainer
 from training.export import chain
 from training.recipe import bases
 from training.runs.events import read_events
@@ -185,3 +190,41 @@ def test_weights_that_are_not_finite_are_found_before_training(world: Path, caps
     capsys.readouterr()
     assert train(world / "full.yaml")[0] == 2
     assert "not finite" in capsys.readouterr().err
+
+
+def test_without_bitsandbytes_the_command_that_is_named_trains_here(world: Path, monkeypatch, capsys):
+    """QLoRA becomes LoRA in the type that this machine trains in."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    code, _ = train(world / "qlora.yaml")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.lstrip().startswith("next ")]
+    advised = told.partition("with ")[2].removesuffix(" in ARGS").split()
+    assert code == 3 and advised[0] == "method=lora"
+    code, run = train(world / "qlora.yaml", *advised, "stop.max_steps=2")
+    assert code == 0 and run.summary()["method"] == "lora" and run.summary()["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_the_frozen_base_has_the_same_bytes_after_training(world: Path, monkeypatch, method: str):
+    """B53: every tensor that is not trained, packed ones and their scales included; the adapter has changed."""
+    seen, on_step = [], Trainer.on_step
+
+    def look(self, state, result):
+        on_step(self, state, result)
+        seen.append(_bytes_of(self.trainee.model))
+
+    begin = Assembly.begin
+    monkeypatch.setattr(Assembly, "begin", lambda self: (seen.append(_bytes_of(self.trainee.model)), begin(self))[1])
+    monkeypatch.setattr(Trainer, "on_step", look)
+    code, _ = train(world / f"{method}.yaml", "stop.max_steps=3", "optimizer.lr=0.1")
+    assert code == 0 and len(seen) == 4
+    assert all(frozen == seen[0][0] for frozen, _ in seen) and len(seen[0][0]) > 10
+    assert all(one[1] != other[1] for one, other in itertools.pairwise(seen))
+
+
+def _bytes_of(model) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The frozen and the trained tensors, byte for byte."""
+    halves: tuple[dict, dict] = ({}, {})
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    for name, tensor in model.state_dict().items():
+        halves[name in trained][name] = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return halves

@@ -29,7 +29,7 @@ def problems(path: Path, *overrides: str) -> str:
         ("model.arch.hidden_size=12", "even head dimension"),
         ("data.seq_len=129", "longer than the model's positions"),
         ("stop.max_steps=null", "never end"),
-        ("data.packing=false", "pretraining packs"),
+        ("data.packing=false", "method pretrain packs"),
         ("data.loss_on=completion", "trains every token"),
         ("memory.weights=nf4", "does not fit method pretrain"),
         ("model.base=smollm2-135m-instruct", "names one model"),

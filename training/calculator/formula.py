@@ -25,6 +25,7 @@ from training.calculator.standing import (
     weights,
     workspaces,
 )
+from training.recipe import schema
 from training.recipe.model import Recipe
 
 _AUTOGRAD = "PyTorch's autograd: what is alive while this node runs"
@@ -176,9 +177,10 @@ def logits(plan: Plan) -> Term:
 
 
 def loss_backward(plan: Plan) -> Term:
-    own, told = 12, "log-softmax and two float32 gradients"
-    if plan.recipe.method == "distill":
-        own, told = 8, "the logits and their float32 gradient"
+    own = schema.loss_bytes(plan.recipe.method)
+    told = {12: "log-softmax and two float32 gradients", 8: "the logits and their float32 gradient"}.get(
+        own, f"{own} B"
+    )
     each = own + plan.kept_logit_bytes + plan.capped_logit_bytes
     return Term(
         "logits_and_loss", plan.logit_tokens * plan.shape.vocab_size * each, f"{each} * V a token at once",

@@ -6,6 +6,7 @@ import time
 from tqdm import tqdm
 
 from training.core.log import say
+from training.core.units import format_seconds
 
 
 class Progress:
@@ -23,7 +24,8 @@ class Progress:
         self, label: str, total: int | None, unit: str = "it", line_every_seconds: float = 10.0, done: int = 0
     ):
         self.label, self.total, self.unit, self.line_every_seconds = label, total, unit, line_every_seconds
-        self._done, self._note = done, ""
+        self._begun_at = self._done = done
+        self._note = ""
         self._bar: tqdm | None = None
         self._started = self._last_line = time.monotonic()
 
@@ -62,4 +64,12 @@ class Progress:
         """The state as one plain line."""
         share = f" of {self.total} ({100 * self._done / self.total:.0f} %)" if self.total else ""
         note = f"  {self._note}" if self._note else ""
-        return f"{self.label}: {self._done}{share} {self.unit}{note}"
+        return f"{self.label}: {self._done}{share} {self.unit}{note}{self._left()}"
+
+    def _left(self) -> str:
+        """The time left at the speed so far, where the end is known and not reached."""
+        made = self._done - self._begun_at
+        if not (self.total and made > 0 and self._done < self.total):
+            return ""
+        each = (time.monotonic() - self._started) / made
+        return f"  {format_seconds(each * (self.total - self._done))} left"

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -83,35 +84,40 @@ def require_space(run: RunFolder, snapshot: Snapshot, tokenizer: Tokenizer) -> N
 
 def write(
     run: RunFolder, snapshot: Snapshot, weights_file: str, settings_file: str, origin: dict, tokenizer: Tokenizer,
-    recipe_values: dict,
+    recipe_values: dict, on_part: Callable[[], None] = lambda: None,
 ) -> Path:  # fmt: skip
     """Write the checkpoint of a moment, let `latest` name it, and return its folder.
 
     Args:
         origin: the manifest's own keys: method, base, recipe_sha256, dataset, tokenizer.
+        on_part: called as each of the large files is written, and as it is hashed.
     """
     step = snapshot.state.step
     folder = run.step_folder(step)
     with files.atomic_folder(folder) as partial:
         files.write_json(partial / settings_file, snapshot.settings)
         _save(snapshot.weights, partial / weights_file, {"format": "pt"})
+        on_part()
         tokenizer.copy_to(partial)
         files.write_json(partial / "recipe.json", recipe_values)
         names = [path.name for path in partial.iterdir()]
         weights = files.file_record(partial / weights_file)
+        on_part()
         body = {"run": run.id, "step": step, **origin, "weights_sha256": weights["sha256"], "tool": version.tool()}
-        _write_state(partial / "state", snapshot)
+        _write_state(partial / "state", snapshot, on_part)
         files.write_manifest(partial, "checkpoint", body, names, known={weights_file: weights})
     run.point("latest", step)
     return folder
 
 
-def _write_state(folder: Path, snapshot: Snapshot) -> None:
+def _write_state(folder: Path, snapshot: Snapshot, on_part: Callable[[], None]) -> None:
     folder.mkdir()
     _save(snapshot.optimizer, folder / "optimizer.safetensors")
+    on_part()
     _save(snapshot.generators, folder / "generators.safetensors")
     files.write_json(folder / "state.json", dataclasses.asdict(snapshot.state))
     files.write_manifest(folder, STATE_KIND, {"step": snapshot.state.step})
+    on_part()
 
 
 def _save(tensors: Tensors, path: Path, metadata: dict | None = None) -> None:

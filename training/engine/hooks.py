@@ -29,8 +29,14 @@ class Hooks:
         """What it takes until the disk has a checkpoint, as far as that is known."""
         return 0.0
 
+    def command(self, target: str, *overrides: str) -> str | None:
+        """The command of this target for the run's own recipe, which an error may name as the next one."""
+
     def stop_requested(self) -> str | None:
         """`pause` or `cancel`, where somebody asked for it."""
+
+    def beat(self, stage: str) -> None:
+        """Say that a stage of many parts moves: called after each part, so that only a part's silence is a hang."""
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Surround `forward` and `backward` of each micro-batch, `optimizer_step`, `validation` or `saving`."""

@@ -80,7 +80,30 @@ class Loop:
         self.hooks.on_event("skipped", state, lines=lines, loss=repr(sums.nats), grad_norm=repr(sums.grad_norm))
         in_a_row = state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW
         if in_a_row or state.skipped_steps > MAX_SKIPPED_IN_A_ROW + _MAX_SKIPPED_SHARE * state.step:
-            raise _too_many(state, sums, lines)
+            raise self._too_many(state, sums, lines)
+
+    def _too_many(self, state: TrainState, sums: Sums, lines: list[int]) -> RunError:
+        """What is said where a run ends since steps could not be made, by what was wrong with the last of them."""
+        in_all = f"{state.skipped_in_a_row} steps in a row, {state.skipped_steps} in all, could not be made"
+        if not sums.num_tokens:
+            return RunError(
+                f"{in_all}: no row fitted the memory", where=f"step {state.step}",
+                found=f"{state.skipped_records} records left out on the lowest rung",
+                expected="rows that fit, one at a time, with gradient checkpointing",
+                next_command=self.hooks.command("memfit"),
+            )  # fmt: skip
+        shown = ", ".join(str(line) for line in lines[:_MOST_LINES_TOLD])
+        more = f" and {len(lines) - _MOST_LINES_TOLD} more" if len(lines) > _MOST_LINES_TOLD else ""
+        return RunError(
+            f"{in_all}: their loss or gradient was not finite",
+            where=f"step {state.step}, lines {shown or 'none'}{more} of the train split",
+            found=f"loss {sums.nats}, gradient norm {sums.grad_norm}", expected="finite numbers",
+            next_command=self.at_half_the_rate(),
+        )  # fmt: skip
+
+    def at_half_the_rate(self) -> str | None:
+        """The command that tries the recipe with smaller steps, where numbers were not finite."""
+        return self.hooks.command("train", f"optimizer.lr={self.recipe.optimizer.lr / 2:g}")
 
     # ---- between steps
 
@@ -95,7 +118,7 @@ class Loop:
         if not math.isfinite(score.nats):
             raise RunError(
                 "the validation loss is not finite", where=f"step {state.step}", found=score.nats,
-                expected="a finite number",
+                expected="a finite number", next_command=self.at_half_the_rate(),
             )  # fmt: skip
         is_best = state.best.observe(score.loss_nats, state.step)
         self.hooks.on_validation(state, score, is_best)
@@ -109,7 +132,7 @@ class Loop:
         own = self._own_score(objective, own_rows, size)
         others = -(-len(rows) // self._ranks.size)
         if self._ranks.shards and -(-len(own_rows) // size) < -(-others // size):
-            measure(self.model, objective, rows[:1], size)  # others wait for this process's shards
+            measure(self.model, objective, rows[:1], size)  # the others wait for this process's shards
         nats, num_tokens, num_bytes = self._ranks.sums(own.nats, own.num_tokens, own.num_bytes)
         return Score(nats, int(num_tokens), int(num_bytes))
 
@@ -117,7 +140,7 @@ class Loop:
         """In smaller batches where memory runs out: the value does not depend on them."""
         while True:
             try:
-                return measure(self.model, objective, rows, size)
+                return measure(self.model, objective, rows, size, on_rows=lambda _: self.hooks.beat("validation"))
             except RuntimeError as error:
                 if size == 1 or self._ranks.shards or not ladder.is_out_of_memory(error):
                     raise
@@ -228,15 +251,3 @@ class Loop:
             step=state.step, planned_steps=state.plan.total_steps, planned_by=state.planned_by, best=state.best,
             time_is_over=time_is_over, patience=self.recipe.stop.patience,
         )  # fmt: skip
-
-
-def _too_many(state: TrainState, sums: Sums, lines: list[int]) -> RunError:
-    shown = ", ".join(str(line) for line in lines[:_MOST_LINES_TOLD])
-    more = f" and {len(lines) - _MOST_LINES_TOLD} more" if len(lines) > _MOST_LINES_TOLD else ""
-    return RunError(
-        f"{state.skipped_in_a_row} steps in a row, {state.skipped_steps} in all, could not be made: "
-        "their loss or gradient was not finite, or no row fitted the memory",
-        where=f"step {state.step}, lines {shown or 'none'}{more} of the train split",
-        found=f"loss {sums.nats}, gradient norm {sums.grad_norm}",
-        expected="finite numbers",
-    )

@@ -1,7 +1,8 @@
 """The loss scale of float16, whose small gradients would vanish (Micikevicius et al. 2018, section 3.2).
 
 The loss is multiplied before its gradient is made and the gradient divided after; where that overflows, the same window
-is made again at half the scale, so no step is lost. After enough steps without that the scale is doubled.
+is made again at half the scale, so no step is lost. After enough steps without that the scale is doubled. A scale of 1
+is none: float16 never comes down to it, so what it has lost by halving it gets back.
 """
 
 import math
@@ -11,6 +12,7 @@ import torch
 from training.engine.state import TrainState
 
 FIRST_SCALE = 2.0**16
+_LEAST_SCALE = 2.0
 _STEPS_UNTIL_DOUBLED = 2000
 
 
@@ -21,7 +23,7 @@ def first(model: torch.nn.Module) -> float:
 
 def lower(state: TrainState, nats: float) -> bool:
     """Halve the scale after a gradient that is not finite; False where it was not the scale's fault."""
-    if state.loss_scale <= 1 or not math.isfinite(nats):
+    if state.loss_scale <= _LEAST_SCALE or not math.isfinite(nats):
         return False
     state.loss_scale, state.steps_at_scale = state.loss_scale / 2, 0
     return True

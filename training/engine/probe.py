@@ -20,6 +20,7 @@ from training.engine.order import window_rows
 from training.engine.state import TrainState
 from training.objectives import registry
 from training.objectives.contract import measure
+from training.recipe import schema
 from training.recipe.model import Recipe
 
 
@@ -59,12 +60,12 @@ class TrainerProbe(Hooks):
 class _Split:
     """Records drawn at random, all of them trained; what `TokenSplit` is to the objective.
 
-    Pretraining reads a stream, of which every position has a label; a record has one token more than inputs.
+    Of a stream every position has a label; a record has one token more than inputs.
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int):
         num_rows, seq_len = window_rows(recipe), recipe.data.seq_len
-        if recipe.method == "pretrain":
+        if schema.reads_stream(recipe.method):
             each, self.num_tokens, self.trained = max(1, seq_len // 2), num_rows * seq_len + 1, None
             self.offsets = np.append(np.arange(0, self.num_tokens, each), self.num_tokens)
         else:

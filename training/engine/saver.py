@@ -12,6 +12,7 @@ from training.core import timing
 from training.engine.checkpoint import Snapshot
 
 _MEMORY_LEFT_BYTES = 256 << 20
+_LOOK_SECONDS = 1.0
 
 
 class Saver:
@@ -20,10 +21,14 @@ class Saver:
     Args:
         write: writes one to the disk; called in another thread.
         in_background: whether training goes on meanwhile.
+        on_part: called in the main thread, while it waits, as parts of a snapshot are done.
     """
 
-    def __init__(self, write: Callable[[Snapshot], None], in_background: bool):
-        self._write, self._in_background = write, in_background
+    def __init__(
+        self, write: Callable[[Snapshot], None], in_background: bool, on_part: Callable[[], None] = lambda: None
+    ):
+        self._write, self._in_background, self._on_part = write, in_background, on_part
+        self._num_parts = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.seconds = 0.0  # of the last write that is done
@@ -46,6 +51,12 @@ class Saver:
     def _timed(self, snapshot: Snapshot) -> None:
         self.seconds = timing.seconds(lambda: self._write(snapshot))
 
+    def count_part(self) -> None:
+        """Say that a part of the snapshot is written; `write` calls it, in whatever thread it runs."""
+        self._num_parts += 1
+        if threading.current_thread() is threading.main_thread():
+            self._on_part()
+
     def check(self) -> None:
         """Raise what went wrong in the background since the last look."""
         if self._error is not None:
@@ -55,7 +66,12 @@ class Saver:
     def wait(self) -> None:
         """Wait until the disk has what was to be saved. Raises what went wrong."""
         if self._thread is not None:
-            self._thread.join()
+            told = self._num_parts
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_SECONDS)
+                if told != self._num_parts:
+                    told = self._num_parts
+                    self._on_part()
             self._thread = None
         self.check()
 

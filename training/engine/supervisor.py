@@ -53,7 +53,8 @@ class Limits:
     times_longest: float = 10.0
 
     def of(self, beat: Beat) -> float:
-        """The limit that holds after a movement. A first step compiles and a validation is long: both as loading."""
+        """The limit that holds after a movement: a validation moves with each batch, a save with each file. A first
+        step compiles and a file may be large: both as loading."""
         floor = self.step if beat.stage == "step" else self.loading
         return max(floor, self.times_longest * beat.longest_seconds)
 

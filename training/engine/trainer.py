@@ -4,6 +4,7 @@ How it is asked to stop is `requests`' matter, how checkpoints reach the disk is
 """
 
 import contextlib
+import functools
 import logging
 import math
 import shutil
@@ -11,8 +12,9 @@ import shutil
 import torch
 
 from training.core import files, process, signals
-from training.core.errors import IntegrityError, RunError
+from training.core.errors import IntegrityError
 from training.core.progress import Progress
+from training.core.report import make_command
 from training.core.units import format_bytes, format_count
 from training.engine import checkpoint, environment, selftest
 from training.engine.assembly import Assembly, take_device
@@ -40,7 +42,8 @@ class Trainer(Hooks):
         self._step, self._has_stepped = 0, False
         self.folder, self.resolved, self.recipe, self.inputs = run, resolved, resolved.recipe, inputs
         self._requests = Requests(run.path)
-        self._saver = Saver(self._write, self.recipe.checkpoint.background)
+        on_part = functools.partial(self.beat, "saving")
+        self._saver = Saver(self._write, self.recipe.checkpoint.background, on_part)
         self._stepped_tokens, self._stepped_seconds = 0, 0.0
 
     def run(self) -> dict:
@@ -55,17 +58,11 @@ class Trainer(Hooks):
             self.folder.update(status="cancelled" if self._requests.pending() == CANCEL else "paused")
             raise
         except BaseException as error:
-            self._name_the_way_out(error)
             self.folder.update(status="failed", error=str(error))
             raise
         finally:
             self._requests.clear()
             self.events.close()
-
-    def _name_the_way_out(self, error: BaseException) -> None:
-        if isinstance(error, RunError) and error.next_command is None:
-            rate = f"{self.recipe.optimizer.lr / 2:g}"
-            error.next_command = f"make train CONFIG={self.folder.path / 'recipe.yaml'} ARGS=optimizer.lr={rate}"
 
     def _train(self) -> dict:
         self._forget_incomplete_steps()
@@ -143,9 +140,11 @@ class Trainer(Hooks):
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Let the supervisor see that the loop moves, and in which stage it is."""
-        stage = name if name in STAGES else "step" if self._has_stepped else "first step"
-        self.pulse.beat(stage, self._step)
+        self.beat(name if name in STAGES else "step" if self._has_stepped else "first step")
         return contextlib.nullcontext()
+
+    def beat(self, stage: str) -> None:
+        self.pulse.beat(stage, self._step)
 
     def on_step(self, state: TrainState, result: StepResult) -> None:
         self._step, self._has_stepped = state.step, True
@@ -161,7 +160,9 @@ class Trainer(Hooks):
                 "speed/tokens_per_second": result.score.num_tokens / result.seconds, "memory/peak_bytes": peak,
             },
         )  # fmt: skip
-        note = f"loss {result.score.text()}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
+        epochs = state.epoch + state.row / self.assembly.rows.num_rows
+        loss = f"loss {result.score.text()}  lr {result.rate:.2e}"
+        note = f"epoch {epochs:.2f}  {loss}  {speed:,.0f} tokens/s  {format_bytes(peak)}"
         self.progress.total = _shown(state)
         self.progress.advance(1, note)
 
@@ -198,6 +199,9 @@ class Trainer(Hooks):
         checkpoint.require_space(self.folder, snapshot, self.inputs.tokenizer)
         self._saver.save(snapshot)
 
+    def command(self, target: str, *overrides: str) -> str:
+        return make_command(target, *overrides, CONFIG=self.folder.path / "recipe.yaml")
+
     def write_seconds(self) -> float:
         return self._saver.seconds
 
@@ -209,7 +213,7 @@ class Trainer(Hooks):
         }  # fmt: skip
         checkpoint.write(
             self.folder, snapshot, self.trainee.weights_file, self.trainee.settings_file, origin,
-            self.inputs.tokenizer, self.resolved.values,
+            self.inputs.tokenizer, self.resolved.values, self._saver.count_part,
         )  # fmt: skip
         if not self.folder.record().get("has_saved"):
             self.folder.update(has_saved=True)

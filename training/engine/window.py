@@ -65,6 +65,7 @@ class Gradients:
         """Make the gradient of these rows; `state` learns of lower rungs, scales and rows that were left out."""
         while True:
             drawn = generators.states()
+            self._at = rows  # until a micro-batch is begun: what is left out is always of this window
             share, why = _tried(self._pass, state, rows)
             if why and self._ranks.shards:
                 raise self._out_of_memory(state, why)
@@ -114,7 +115,9 @@ class Gradients:
         size = state.rung.micro_batch
         every = [rows[start : start + size] for start in range(0, len(rows), size)]
         parts = self._ranks.share(every)
-        batches = [self._objective.batch(part) for part in parts]
+        batches = []
+        for self._at in parts:
+            batches.append(self._objective.batch(self._at))
         counts = (sum(batch.num_tokens for batch in batches), sum(batch.num_bytes for batch in batches))
         num_tokens, num_bytes = map(int, self._ranks.sums(*counts))
         losses = []

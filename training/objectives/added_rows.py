@@ -3,9 +3,10 @@
 A new row starts as the mean of the old ones, so that a new token is at first an average one (Hewitt 2021).
 """
 
-from pathlib import Path
+from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core import files
 from training.core.errors import UserError
@@ -13,6 +14,9 @@ from training.recipe import bases
 from training.recipe.model import Recipe
 from training.tokenizer import artifact
 from training.tokenizer.artifact import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_extension(recipe: Recipe, tokenizer: Tokenizer) -> None:
@@ -43,6 +47,8 @@ def entries_of(folder: Path) -> dict[str, int]:
 
 def grow(model: torch.nn.Module, tokenizer: Tokenizer) -> None:
     """Give the model a row for each entry of the tokenizer."""
+    import torch  # here alone: what a launcher asks of this module needs none
+
     embedding = model.get_input_embeddings()
     old = embedding.num_embeddings
     if tokenizer.vocab_size <= old:

@@ -35,7 +35,7 @@ def load(
     if recipe.memory.weights == "nf4":
         from training.objectives import nf4
 
-        nf4.pack(model, device, dtype)
+        nf4.pack(model, device, dtype, nf4.without(recipe, dtype))
     model.to(device)
     look(model, packs=recipe.data.packing)
     return model, record(base, manifest)

@@ -6,6 +6,7 @@ position with a label. Losses are summed, never averaged, so that any split into
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -84,8 +85,15 @@ class Score:
         }
 
 
-def measure(model: torch.nn.Module, objective: Objective, rows: np.ndarray, micro_batch: int, on_rows=None) -> Score:
-    """Sum the loss over `rows` without gradients; the value does not depend on `micro_batch`."""
+def measure(
+    model: torch.nn.Module, objective: Objective, rows: np.ndarray, micro_batch: int,
+    on_rows: Callable[[int], None] | None = None,
+) -> Score:  # fmt: skip
+    """Sum the loss over `rows` without gradients; the value does not depend on `micro_batch`.
+
+    Args:
+        on_rows: called after each batch with the number of its rows.
+    """
     was_training = model.training
     model.eval()
     nats, num_tokens, num_bytes = 0.0, 0, 0

@@ -64,8 +64,6 @@ class Distill(Method):
                     next_command="the same command with data.packing=false in ARGS",
                 )
             )  # fmt: skip
-        if recipe.tokenizer.path is None and recipe.model.base is None:
-            found.append(UserError("no tokenizer is named", where=resolved.path, expected="tokenizer.path: NAME"))
         return found + self._student(recipe).problems(resolved)
 
     def require_dataset(self, recipe: Recipe, dataset: Dataset) -> None:

@@ -11,14 +11,17 @@ import torch
 
 from training.core.errors import MachineError
 from training.objectives import targets
+from training.recipe.model import Recipe
+
+_PLAIN = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace the model's linears, in place, by packed ones on the device.
+def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype, instead: str | None = None) -> None:
+    """Replace the model's linears, in place, by packed ones on the device, whose products are in `dtype`.
 
-    Raises MachineError where bitsandbytes cannot pack there.
+    Raises MachineError where bitsandbytes cannot pack there, with `instead` as the next command.
     """
-    bnb = _bitsandbytes(device)
+    bnb = _bitsandbytes(device, instead)
     for name, linear in targets.inner_linears(model).items():
         packed = bnb.nn.Linear4bit(
             linear.in_features, linear.out_features, linear.bias is not None, compute_dtype=dtype,
@@ -37,7 +40,13 @@ def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> No
             tensor.data = tensor.data.clone()  # else one of them would keep the whole file mapped
 
 
-def _bitsandbytes(device: torch.device):
+def without(recipe: Recipe, dtype: torch.dtype) -> str:
+    """The command that trains a recipe without NF4, in the type that the products have on this very machine."""
+    method = "method=lora " if recipe.method == "qlora" else ""
+    return f"the same command with {method}memory.weights={_PLAIN[dtype]} in ARGS"
+
+
+def _bitsandbytes(device: torch.device, instead: str | None):
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of kernels that it could load, and need not
     try:
         with warnings.catch_warnings():
@@ -46,12 +55,11 @@ def _bitsandbytes(device: torch.device):
     except (ImportError, OSError, RuntimeError) as error:
         raise MachineError(
             "bitsandbytes cannot be used here, so there is no NF4", where="method", found=str(error)[:200],
-            expected="bitsandbytes with its library for this machine",
-            next_command="the same command with method=lora memory.weights=bf16 in ARGS",
+            expected="bitsandbytes with its library for this machine", next_command=instead,
         ) from error  # fmt: skip
     if device.type not in ("cpu", "cuda"):
         raise MachineError(
             "bitsandbytes packs nothing on this device", where="method", found=device, expected="a CPU or a CUDA GPU",
-            next_command="the same command with method=lora memory.weights=bf16 in ARGS",
+            next_command=instead,
         )  # fmt: skip
     return bitsandbytes

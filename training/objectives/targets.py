@@ -37,7 +37,11 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 
 def find(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
-    """The whole names of the layers that get an adapter, in the model's order. Raises UserError for no match."""
+    """The whole names of the layers that get an adapter, in the model's order.
+
+    Raises UserError where nothing matches, and for a model that has an adapter already, ours or PEFT's.
+    """
+    _require_bare(model)
     inner = {name: one for name, one in inner_linears(model).items() if not _TOWER.search(name)}
     if wanted == ALL_LINEAR:
         found = list(inner)
@@ -53,6 +57,17 @@ def find(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
     if not found:
         _refuse(wanted, inner)
     return found
+
+
+def _require_bare(model: nn.Module) -> None:
+    """A second adapter would be put on the factors of the first, or in its place."""
+    wrapped = [name for name, one in model.named_modules() if hasattr(one, "lora_A")]
+    if wrapped:
+        raise UserError(
+            "the model has an adapter already", where="lora.targets",
+            found=f"one on {wrapped[0]}, {len(wrapped)} in all",
+            expected="a base without one; lora.from goes on from an adapter",
+        )  # fmt: skip
 
 
 def _refuse(wanted: object, there: dict[str, nn.Module]) -> None:

@@ -74,10 +74,8 @@ def read_config(path: Path, where: str) -> dict:
 @_rule("method", "model")
 def _one_model(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
     given = [key for key in ("base", "arch", "config") if values["model"][key] is not None]
-    begins_anew = values["method"] in ("pretrain", "distill")
-    wanted = {
-        "pretrain": "model.arch alone", "distill": "one of model.base, model.config and model.arch"
-    }.get(values["method"], "one of model.base and model.config")  # fmt: skip
+    ways = [f"model.{key}" for key in schemas.begins_from(values["method"])]
+    wanted = f"one of {', '.join(ways[:-1])} and {ways[-1]}" if len(ways) > 1 else f"{ways[0]} alone"
     if len(given) > 1:
         found = " and ".join(f"model.{key}" for key in given)
         yield UserError(
@@ -88,14 +86,10 @@ def _one_model(values: dict, where: Where, origins: dict) -> Iterator[TrainyardE
         )
     elif not given:
         yield UserError("a recipe names a model", where=where("model"), found="none", expected=wanted)
-    elif values["method"] == "pretrain" and given != ["arch"]:
+    elif (found := f"model.{given[0]}") not in ways:
+        start = "a base" if "model.base" in ways else "random weights"
         yield UserError(
-            "pretraining starts from random weights",
-            where=where(f"model.{given[0]}"), found=f"model.{given[0]}", expected="model.arch, or method: full",
-        )  # fmt: skip
-    elif not begins_anew and given == ["arch"]:
-        yield UserError(
-            f"method {values['method']} starts from a base", where=where("method"), found="model.arch", expected=wanted
+            f"method {values['method']} starts from {start}", where=where(found), found=found, expected=wanted
         )
 
 
@@ -173,11 +167,12 @@ def _method_sections(values: dict, where: Where, origins: dict) -> Iterator[Trai
 
 
 @_rule("method", "memory.weights")
-def _nf4_is_qlora(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
+def _nf4_has_adapter(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
     is_nf4 = values["memory"]["weights"] == "nf4"
-    if is_nf4 and values["method"] == "distill" and values.get("lora") is not None:
-        return
-    if is_nf4 != (values["method"] == "qlora"):
+    wanted = schemas.nf4(values["method"])
+    if wanted is None:
+        wanted = is_nf4 and values.get("lora") is not None
+    if is_nf4 != wanted:
         expected = "fp32, bf16 or fp16 (nf4 belongs to qlora)" if is_nf4 else "nf4 for method qlora (or method: lora)"
         yield UserError(
             f"memory.weights does not fit method {values['method']}",
@@ -186,14 +181,17 @@ def _nf4_is_qlora(values: dict, where: Where, origins: dict) -> Iterator[Trainya
 
 
 @_rule("method", "data.packing", "data.loss_on")
-def _pretraining_packs(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
-    if values["method"] != "pretrain":
+def _a_stream_packs(values: dict, where: Where, origins: dict) -> Iterator[TrainyardError]:
+    method = values["method"]
+    if not schemas.reads_stream(method):
         return
     if not values["data"]["packing"]:
-        yield UserError("pretraining packs", where=where("data.packing"), found="false", expected="data.packing: true")
+        yield UserError(
+            f"method {method} packs", where=where("data.packing"), found="false", expected="data.packing: true"
+        )
     if values["data"]["loss_on"] != "all":
         found = values["data"]["loss_on"]
-        yield UserError("pretraining trains every token", where=where("data.loss_on"), found=found, expected="all")
+        yield UserError(f"method {method} trains every token", where=where("data.loss_on"), found=found, expected="all")
 
 
 @_rule("stop")
@@ -225,11 +223,12 @@ def training_problems(resolved: object) -> list[TrainyardError]:
         problems.append(
             UserError(
                 "model.config is for planning; training needs the weights of a base",
-                where=resolved.origins.get("model.config"), expected="model.base, or method: pretrain with model.arch",
+                where=resolved.origins.get("model.config"),
+                expected="model.base, or model.arch where the method begins from one",
             )
         )  # fmt: skip
     if recipe.data.dataset is None:
         problems.append(UserError("no data set is named", where=resolved.path, expected="data.dataset: NAME"))
-    if recipe.method == "pretrain" and recipe.tokenizer.path is None:
+    if recipe.model.base is None and recipe.tokenizer.path is None:
         problems.append(UserError("no tokenizer is named", where=resolved.path, expected="tokenizer.path: NAME"))
     return problems

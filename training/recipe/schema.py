@@ -1,10 +1,12 @@
 """The schema as an object: where it is read, how a dotted key finds its part, what a wrong key probably meant.
 
-The words are JSON Schema 2020-12. Four annotations are ours: `x-methods` (a section that exists for these methods
-only), `x-takes` (sections of other methods that these may have too), `x-also` (what other tools call the key) and
-`x-expected` (a pattern in people's words). The methods are those of the files
-`training/objectives/<plugin>.schema.json`: each says in `x-methods` which it brings and, where it has properties, is
-the section of its name.
+The words are JSON Schema 2020-12. Of our own annotations `x-also` (what other tools call the key) and `x-expected` (a
+pattern in people's words) are a key's. The methods are those of the files `training/objectives/<plugin>.schema.json`:
+each says in `x-methods` which it brings and, where it has properties, is the section of its name, which only they have.
+What else the other rooms must know of a method it says there too: `x-takes` (sections of other methods that these may
+have), `x-models` (the keys of `model` that they begin from), `x-stream` (whether they read texts as a stream, all of it
+trained), `x-nf4` (by method, whether the base is in NF4; else it may be beneath an adapter) and `x-loss-bytes` (of a
+logit, at the loss's backward pass).
 """
 
 from __future__ import annotations
@@ -45,8 +47,33 @@ def plugins() -> dict[str, str]:
 
 def may_have(method: str, section: str) -> bool:
     """Whether a method may have a section that belongs to other methods."""
-    fragment = _fragments().get(plugins().get(method), {})
-    return section in fragment.get("x-takes", ())
+    return section in _said(method, "x-takes", ())
+
+
+def begins_from(method: str) -> list[str]:
+    """The keys of `model`, one of which a recipe of the method names."""
+    return _said(method, "x-models", ["base", "config"])
+
+
+def reads_stream(method: str) -> bool:
+    """Whether a method reads texts as a stream that is packed, every token of it trained, and no records."""
+    return _said(method, "x-stream", False)
+
+
+def nf4(method: str) -> bool | None:
+    """Whether a method's base is in NF4; None where it may be, beneath an adapter."""
+    return _said(method, "x-nf4", {}).get(method)
+
+
+def loss_bytes(method: str) -> int:
+    """Bytes of a logit that the loss's own tensors take as its backward pass ends: cross-entropy's where nothing is
+    said."""
+    return _said(method, "x-loss-bytes", 12)
+
+
+def _said(method: str, word: str, otherwise: object) -> object:
+    """What a method's plugin says of it in its fragment."""
+    return _fragments().get(plugins().get(method), {}).get(word, otherwise)
 
 
 @cache

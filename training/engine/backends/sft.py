@@ -92,6 +92,7 @@ class SftLoop(Loop):
             raise RunError(
                 "the loss or its gradient is not finite", where=f"step {self._state.step}",
                 found=f"loss {loss_nats}, gradient norm {grad_norm}", expected="finite numbers",
+                next_command=self.at_half_the_rate(),
             )  # fmt: skip
         self._loss_nats, self._grad_norm = loss_nats, grad_norm
 
