@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.export.tiny_checkpoint import train_tokenizer, write_model
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, MachineError, RunError, UserError
@@ -124,6 +125,28 @@ def test_the_first_champion_is_judged_on_the_exam_and_the_guard_set_of_the_last_
     assert asked == [(served, ["--exam", "sums.jsonl", "--questions", str(QUESTIONS), "--guard", "sums.jsonl"])]
     promotion.promote(str(better), lambda *_: measured(served, 50, role="guard", paper=guard))
     assert history.read()[0]["papers"] == [PAPER, guard]
+
+
+def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(served: Path, tmp_path: Path):
+    """The link would serve other bytes, and rollback would find them: refused before anything is converted."""
+    better, best = make_model("better", 2), make_model("best", 3)
+    measured(better, 40)
+    promote(better)
+    measured(best, 58)
+    promote(best)
+    folder = write_model(tmp_path / "folder")
+    train_tokenizer(folder)
+    with pytest.raises(UserError, match="it is the champion") as error:
+        champion.require_replaceable(best)
+    assert error.value.next_command == "the same command with another --name in ARGS"
+    for name, kept_file in (("best", best), ("better", better)):
+        before = kept_file.read_bytes()
+        assert main(["export-gguf", str(folder), "--name", name, "--quant", "F32", "--force"]) == 2
+        assert kept_file.read_bytes() == before
+    champion.require_replaceable(served)
+    promotion.rollback()
+    with pytest.raises(UserError, match="what rollback returns to"):
+        champion.require_replaceable(served)
 
 
 def test_everything_but_a_win_is_refused(served: Path):

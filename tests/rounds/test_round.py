@@ -37,7 +37,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
             raise state["fails"].pop(name)
         if arguments[0] == "train":
             return {
-                "folder": str(run), "run": "r", "best_checkpoint": "step_000004", "last_checkpoint": "step_000008",
+                "folder": str(run), "run": "20261130-161009-tuned-8cb9", "best_checkpoint": "step_000004", "last_checkpoint": "step_000008",
                 "device_name": "cpu", "steps": 8, "best_loss_nats": 1.5, "best_step": 4, "trained_tokens": 99,
                 "stop_reason": "hours",
             }, 2.0  # fmt: skip
@@ -80,6 +80,7 @@ def test_a_round_measures_trains_judges_and_promotes_nothing(steps: dict, tmp_pa
     assert before[1] == "smollm2-135m-instruct" and before[2:] == after[2:]
     assert after[-6:] == ["--exam", "e.jsonl", "--guard", "drawn", "--questions", "9"]
     assert "stop.max_hours=0.5" in steps["asked"][1]
+    assert steps["asked"][3][2:] == ["--name", "tuned-8cb9", "--quant", "Q8_0"], "no other round's file is replaced"
     assert set(document) >= KEYS and document["beat"] is True and document["stoppedBecause"] == "hours"
     [kept] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
     assert files.read_json(kept) == document and document["state"] == "completed"

@@ -1,6 +1,7 @@
 """`export-gguf`: a checkpoint as GGUF files, proved before they get their names."""
 
 import argparse
+from pathlib import Path
 
 from training.core.report import Report
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if args.format == "adapter":
         return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
+    _require_replaceable(args, *(export.path_of(name, quant) for quant in quants))
     chosen = source.choose(args.llama_cpp, allow_unpinned=args.allow_unpinned)
     settings = {"name": name, "weighed": args.importance, "fallback": not args.no_fallback, "llama_cpp": chosen}
     if args.dry_run:
@@ -71,9 +73,16 @@ def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
-def _sign_and_register(args: argparse.Namespace, report: Report, outputs: list) -> None:
-    from pathlib import Path
+def _require_replaceable(args: argparse.Namespace, *targets: Path) -> None:
+    """Raise UserError where --force would replace a file that is in service for good, or that rollback needs."""
+    from training.rounds import champion
 
+    if args.force:
+        for target in targets:
+            champion.require_replaceable(target)
+
+
+def _sign_and_register(args: argparse.Namespace, report: Report, outputs: list) -> None:
     from training.export import manifest, modelfile, signature
 
     if args.sign:
@@ -125,6 +134,7 @@ def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) ->
         raise UserError(
             "an adapter is written in one type at a time", where="--quant", found=args.quant, expected=quant
         )
+    _require_replaceable(args, adapter_gguf.path_of(name, quant))
     if args.dry_run:
         adapter_gguf.check(checkpoint)
         target = adapter_gguf.path_of(name, quant)

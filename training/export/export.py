@@ -34,7 +34,7 @@ from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
 from training.llamacpp.source import LlamaCpp
 
-__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
+__all__ = ["QUANTS", "Output", "default_name", "export", "path_of", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
 _logger = logging.getLogger(__name__)
@@ -74,6 +74,11 @@ def default_name(checkpoint: Checkpoint) -> str:
     recipe = checkpoint.folder / "recipe.json"
     name = files.read_json(recipe).get("name") if recipe.is_file() else checkpoint.folder.name
     return store.name_from(name)
+
+
+def path_of(name: str, quant: str) -> Path:
+    """Where the file of a name and a quant type lies. Raises UserError for what is no name."""
+    return place.folder_of(name) / f"{name}-{quant}.gguf"
 
 
 def preview(
@@ -120,7 +125,6 @@ def export(
 def _plan(
     checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, fallback: bool, llama_cpp: LlamaCpp
 ) -> list[_Target]:  # fmt: skip
-    folder = place.folder_of(name)
     checks.check(checkpoint, convert.architectures(llama_cpp.folder))
     checks.check_name(checkpoint, name)
     if any(quant in quantize.K_QUANTS for quant in quants):
@@ -136,7 +140,7 @@ def _plan(
         planned = plan.make(checkpoint, quant, architecture)
         if planned.fallbacks and not fallback:
             raise _does_not_fit(planned)
-        targets.append(_Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(key), planned))
+        targets.append(_Target(quant, path_of(name, quant), files.sha256_json(key), planned))
     return targets
 
 

@@ -98,6 +98,11 @@ class Round:
         self._judge()
         self._export()
 
+    @property
+    def export_name(self) -> str:
+        """The exported model's name, the run's own: no round replaces another's file, which may be the champion."""
+        return f"{self.plan.resolved.recipe.name[:59]}-{self.document['run'].rpartition('-')[2]}"
+
     def _note(self, **changes: object) -> None:
         self.document |= changes
         self.document["minutes"] = round(sum(self.document["seconds"].values()) / 60, 1)
@@ -151,8 +156,7 @@ class Round:
         try:
             exported = self._step(
                 "export", "Export what was trained",
-                ["export-gguf", str(self.best), "--name", self.plan.resolved.recipe.name, "--quant", self.plan.quant,
-                 "--force"],
+                ["export-gguf", str(self.best), "--name", self.export_name, "--quant", self.plan.quant],
             )  # fmt: skip
             manifest = exported["outputs"][-1]["manifest"]
             gguf = paths.roots().trained / manifest["name"] / manifest["file"]
