@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.conftest import write_exam, write_gguf
+from tests.objectives.tiny import make_chat
 from training.cli import main
 from training.core import paths
 from training.core.errors import IntegrityError, UserError
+from training.data import dataset as datasets
 from training.evaluation import conditions, kept, loading, loss, record, scorers, subject
 from training.evaluation.answering import Answerer
 from training.evaluation.conditions import Identity
 from training.evaluation.rendering import Prompts
 from training.llamacpp import tiny as tiny_gguf
 from training.recipe import bases
+from training.recipe.load import load as load_recipe
 from training.runs.folder import RunFolder
 
 
@@ -111,6 +114,28 @@ def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: P
     assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == [], "the base is measured in nf4 too"
 
 
+def test_one_recipe_decides_on_what_and_how_every_model_is_measured(world: Path, capsys: pytest.CaptureFixture):
+    """Runs on other data, with another length, precision and attention, are measured as the first one, else as --config
+    says; each is still built as it was trained."""
+    assert main(["data-prepare", str(make_chat(world / "more.jsonl", 60)), "--name", "more"]) == 0
+    first = train(world)
+    other = train(world, "qlora", "data.dataset=more", "data.seq_len=48", "memory.attention=eager", "lora.rank=4")
+    code, found = evaluate(capsys, first.id, "--against", other.id)
+    assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == []
+    papers = [one["identities"]["test"]["paper"] for one in (found["records"][0], found["against"])]
+    assert papers[0] == papers[1] and papers[0]["seq_len"] == 64
+    recipe = (world / "lora.yaml").read_text().replace("dataset: chat,", "dataset: more,")
+    (world / "more.yaml").write_text(recipe.replace("weights: fp32", "weights: fp32, attention: eager"))
+    code, found = evaluate(capsys, first.id, "tiny", "--against", other.id, "--config", str(world / "more.yaml"))
+    assert code in (0, 4), found
+    asked = [one["identities"]["test"] for one in (*found["records"], found["against"])]
+    assert {one["paper"]["dataset"] for one in asked} == {datasets.load(datasets.resolve("more")).hash}
+    assert {one["conditions"]["attention"] for one in asked} == {"eager"}
+    assert {one["conditions"]["precision"] for one in asked} == {"fp32"}
+    again = record.Evaluation(subject.find("tiny"), record.Request(recipe=load_recipe(world / "more.yaml").recipe))
+    assert again.loaded.model.config._attn_implementation == "eager", "a base too is loaded so"
+
+
 def test_each_of_several_models_has_its_own_judgement(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     run = train(world)
     main(["evaluate", "tiny", run.id, "--exam", str(exam_file), "--against", "tiny"])
@@ -174,7 +199,7 @@ def test_answers_do_not_depend_on_their_batch(world: Path):
     import torch
 
     found = subject.find("tiny")
-    loaded = loading.load(found, "fp32")
+    loaded = loading.load(found, "fp32", "sdpa")
     prompts = Prompts(found.tokenizer)
     ids = [found.tokenizer.encode(text) for text in ("f1", "def f2(x): return", "number 17", "x * 3 + 1\n", "f9(x)")]
     answerer = Answerer(loaded, prompts.stop_ids, 10)
@@ -195,7 +220,7 @@ def test_log_probabilities_of_options_are_those_of_the_training_loss(world: Path
     from training.objectives.loss import trained_nats
 
     found = subject.find("tiny")
-    loaded = loading.load(found, "fp32")
+    loaded = loading.load(found, "fp32", "sdpa")
     prompt, options = [5, 9, 11, 40], [[7], [8, 9, 10], [12, 13]]
     nats = Answerer(loaded, frozenset(), 1).logprobs(prompt, options)
     for option, value in zip(options, nats, strict=True):

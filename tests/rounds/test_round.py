@@ -37,7 +37,8 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
             raise state["fails"].pop(name)
         if arguments[0] == "train":
             return {
-                "folder": str(run), "run": "20261130-161009-tuned-8cb9", "best_checkpoint": "step_000004", "last_checkpoint": "step_000008",
+                "folder": str(run), "run": "20261130-161009-tuned-8cb9",
+                "best_checkpoint": "step_000004", "last_checkpoint": "step_000008",
                 "device_name": "cpu", "steps": 8, "best_loss_nats": 1.5, "best_step": 4, "trained_tokens": 99,
                 "stop_reason": "hours",
             }, 2.0  # fmt: skip
@@ -52,6 +53,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
             return {"verdict": self.verdict}
 
     monkeypatch.setattr(rounds, "run_step", answer)
+    monkeypatch.setattr(rounds.datasets, "resolve", lambda name: tmp_path / name / "0123456789ab")
     monkeypatch.setattr(rounds.verdict, "judge", lambda *_: Judged())
     monkeypatch.setattr(rounds.subject, "find", lambda _: None)
     monkeypatch.setattr(rounds.lineage, "curves", lambda _: ())
@@ -80,6 +82,7 @@ def test_a_round_measures_trains_judges_and_promotes_nothing(steps: dict, tmp_pa
     assert before[1] == "smollm2-135m-instruct" and before[2:] == after[2:]
     assert after[-6:] == ["--exam", "e.jsonl", "--guard", "drawn", "--questions", "9"]
     assert "stop.max_hours=0.5" in steps["asked"][1]
+    assert '"chat@0123456789ab"' in Path(before[3]).read_text(), "data prepared meanwhile changes nothing"
     assert steps["asked"][3][2:] == ["--name", "tuned-8cb9", "--quant", "Q8_0"], "no other round's file is replaced"
     assert set(document) >= KEYS and document["beat"] is True and document["stoppedBecause"] == "hours"
     [kept] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")

@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--guard", metavar="EXAM", help="general questions that show what was forgotten, or `drawn`")
     add("--against", metavar="MODEL", help="judge the models against this one, under the same conditions")
     add("--allow", default="", metavar="NAME,...", help="conditions that may differ, by name; it is then said so")
-    add("--config", metavar="FILE", help="the recipe on whose data models are measured that no recipe trained")
+    add(
+        "--config",
+        metavar="FILE",
+        help="the recipe whose data, precision and attention count (default: the first checkpoint's)",
+    )
     add("--precision", choices=("fp32", "bf16", "fp16", "nf4"), help="of the weights (default: the recipe's)")
     add("--report", type=Path, metavar="FILE.html", help="write the comparison as a page, and as text beside it")
 

@@ -7,7 +7,7 @@ first measurement needs it.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Request:
         splits: of the data set; empty for the headline alone.
         exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn`; None for none.
         num_questions: the most questions of the exam; None for the document's number.
-        recipe: of whose data, where the model itself was not trained by one.
+        recipe: whose data, precision and attention are every model's; None for the model's own.
         config: the recipe's file, where one was named.
         precision: of the weights; None for what the recipe says.
     """
@@ -68,8 +68,9 @@ class Evaluation:
 
     def __init__(self, subject: Subject, request: Request):
         self.subject, self.request = subject, request
-        self.recipe = subject.resolved.recipe if subject.resolved else request.recipe
+        self.recipe = request.recipe or recipe_of([subject])
         self.precision = request.precision or loading.default_precision(self.recipe)
+        self.attention = loading.default_attention(self.recipe)
 
     def run(self) -> dict[str, dict]:
         """Measure what is asked for and return the measurements by their role: a split's name, `exam`, `guard`."""
@@ -131,9 +132,7 @@ class Evaluation:
 
     @cached_property
     def _dataset(self) -> datasets.Dataset:
-        named = self.subject.origin.get("dataset") if self.subject.form == CHECKPOINT else None
-        reference = f"{named['name']}@{files.short(named['hash'])}" if named else self.recipe.data.dataset
-        return datasets.load(datasets.resolve(reference))
+        return datasets.load(datasets.resolve(self.recipe.data.dataset))
 
     @property
     def _trained(self) -> datasets.Dataset | None:
@@ -191,13 +190,12 @@ class Evaluation:
     def _pytorch(self) -> dict:
         import torch
 
-        attention = loading.attention_of(self.subject)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        return conditions.pytorch(self.subject.tokenizer, self.precision, attention, kind)
+        return conditions.pytorch(self.subject.tokenizer, self.precision, self.attention, kind)
 
     @cached_property
     def loaded(self) -> loading.Loaded:
-        return loading.load(self.subject, self.precision)
+        return loading.load(self.subject, self.precision, self.attention)
 
     def _once(self, planned: Planned) -> dict:
         """The kept measurement of an identity, else a new one, which is kept."""
@@ -244,8 +242,13 @@ def _unigram(evaluation: Evaluation, splits: dict) -> dict | None:
 
 
 def recipe_of(subjects: list[Subject]) -> Recipe | None:
-    """The recipe of the first checkpoint among models: the others are measured on its data."""
-    return next((one.resolved.recipe for one in subjects if one.resolved), None)
+    """The recipe of the first checkpoint among models, on the very data that it was trained on: all are measured so."""
+    for one in subjects:
+        if one.resolved:
+            recipe, named = one.resolved.recipe, one.origin.get("dataset")
+            pinned = f"{named['name']}@{files.short(named['hash'])}" if named else recipe.data.dataset
+            return replace(recipe, data=replace(recipe.data, dataset=pinned))
+    return None
 
 
 def measure(evaluation: Evaluation) -> tuple[dict, dict[str, dict]]:

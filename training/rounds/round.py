@@ -10,14 +10,16 @@ import dataclasses
 import secrets
 from pathlib import Path
 
-from training.core import files, locks, paths
+from training.core import files, locks, paths, store
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
 from training.core.report import utc_stamp
+from training.data import dataset as datasets
 from training.evaluation import guard, kept, lineage, page, subject, verdict
 from training.evaluation.conditions import Identity
 from training.recipe import kept as kept_recipe
 from training.recipe.load import Resolved
+from training.recipe.reading import Origin
 from training.rounds.steps import StepFailed, options, run_step
 from training.runs.events import read_events
 
@@ -48,18 +50,22 @@ class Round:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.folder = _unfinished(plan.key) or _new_folder(plan.resolved.recipe.name)
-        there = (self.folder / ROUND).is_file()
-        self.document = files.read_json(self.folder / ROUND) if there else self._opening()
-        self.is_resumed = there
+        unfinished = _unfinished(plan.key)
+        self.is_resumed = unfinished is not None
+        if unfinished:
+            self.folder, self.document = unfinished, files.read_json(unfinished / ROUND)
+        else:
+            resolved = _pinned(plan.resolved)
+            self.folder = _new_folder(resolved.recipe.name)
+            self.document = self._opening(resolved)
 
-    def _opening(self) -> dict:
-        recipe = self.plan.resolved.recipe
-        kept_recipe.write(self.plan.resolved, self.folder / RECIPE)
+    def _opening(self, resolved: Resolved) -> dict:
+        recipe = resolved.recipe
+        kept_recipe.write(resolved, self.folder / RECIPE)
         document = {
             "schema": 1, "kind": "round", "round": self.folder.name, "key": self.plan.key, "state": "running",
             "device": None, "base": recipe.model.base, "carriedFrom": recipe.lora.from_ if recipe.lora else None,
-            "drawSeed": recipe.seeds.data, "recipe": self.plan.resolved.sha256, "hours": self.plan.hours,
+            "drawSeed": recipe.seeds.data, "recipe": resolved.sha256, "hours": self.plan.hours,
             "steps": None, "bestValLoss": None, "bestAtTurns": None, "turnsTrained": None, "minutes": 0.0,
             "stoppedBecause": None, "meanLoss": None, "baseline": None, "result": None, "adapter": None, "beat": None,
             "verdict": None, "model": None, "served": None, "notes": [], "seconds": {},
@@ -180,6 +186,12 @@ def _measured(record: dict) -> dict[str, dict]:
                                  expected=files.short(values["sha256"]))  # fmt: skip
         found[role] = document
     return found
+
+
+def _pinned(resolved: Resolved) -> Resolved:
+    """The recipe with its data set as it is now: what is prepared while the round works changes no step of it."""
+    reference = store.reference(datasets.resolve(resolved.recipe.data.dataset))
+    return resolved.changed({"data.dataset": reference}, Origin("what the round found"))
 
 
 def _root() -> Path:
