@@ -136,6 +136,17 @@ def test_one_recipe_decides_on_what_and_how_every_model_is_measured(world: Path,
     assert again.loaded.model.config._attn_implementation == "eager", "a base too is loaded so"
 
 
+def test_the_start_of_a_run_that_goes_on_from_another_scores_as_the_other(world: Path):
+    """What a round takes as the baseline of a carried adapter."""
+    source = train(world)
+    run = train(world, "lora", f"lora.from={source.id}/latest", "checkpoint.initial=true", "stop.max_steps=2")
+    found = [
+        record.Evaluation(subject.find(str(folder)), record.Request()).run()["test"]["score"]["loss_nats"]
+        for folder in (source.step_folder(source.steps()[-1]), run.step_folder(0))
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
 def test_each_of_several_models_has_its_own_judgement(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     run = train(world)
     main(["evaluate", "tiny", run.id, "--exam", str(exam_file), "--against", "tiny"])

@@ -62,13 +62,13 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     return state
 
 
-def plan(folder: Path) -> rounds.Plan:
+def plan(folder: Path, more: str = "") -> rounds.Plan:
     from training.recipe.load import load
 
     recipe = folder / "r.yaml"
     recipe.write_text(
         "name: tuned\nmethod: lora\nmodel: {base: smollm2-135m-instruct}\ndata: {dataset: chat, loss_on: assistant}\n"
-        "memory: {weights: fp32}\noptimizer: {lr: 1e-3}\nstop: {max_steps: 8}\n"
+        "memory: {weights: fp32}\noptimizer: {lr: 1e-3}\nstop: {max_steps: 8}\n" + more
     )
     return rounds.Plan(load(recipe), 0.5, "e.jsonl", "drawn", 9, "Q8_0")
 
@@ -88,6 +88,16 @@ def test_a_round_measures_trains_judges_and_promotes_nothing(steps: dict, tmp_pa
     [kept] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
     assert files.read_json(kept) == document and document["state"] == "completed"
     assert not (paths.roots().models / "champion.gguf").is_symlink()
+
+
+def test_what_was_carried_on_is_the_baseline(steps: dict, tmp_path: Path):
+    """An adapter that training goes on from, whatever names it, is the run's own start and not the bare base."""
+    document = rounds.Round(plan(tmp_path, "lora: {from: latest}\n")).run()
+    names = [arguments[0] for arguments in steps["asked"]]
+    assert names == ["train", "evaluate", "evaluate", "export-gguf", "serve-eval", "evaluate"]
+    assert steps["asked"][0][-1] == "checkpoint.initial=true" and document["carriedFrom"] == "latest"
+    assert [Path(one[1]).name for one in steps["asked"][1:3]] == ["step_000000", "step_000004"]
+    assert document["baseline"]["of"].endswith("step_000000")
 
 
 @pytest.mark.parametrize("name", ["evaluate smollm2-135m-instruct", "train", "evaluate step_000004", "serve-eval"])

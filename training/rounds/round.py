@@ -95,10 +95,10 @@ class Round:
         return self.document
 
     def _steps(self) -> None:
-        if self.plan.resolved.recipe.model.base is not None:
-            self._baseline(self.document["carriedFrom"] or self.document["base"])
+        if self._begins_at_base:
+            self._baseline(self.document["base"])
         self._train()
-        if self.document["baseline"] is None:  # weights that began at random: the run's own start is the baseline
+        if not self._begins_at_base:
             self._baseline(str(self.checkpoints / "step_000000"))
         self._note(result=self._evaluate("result", "Measure what was trained", str(self.best)))
         self._judge()
@@ -127,12 +127,17 @@ class Round:
 
     # ---- the steps
 
+    @property
+    def _begins_at_base(self) -> bool:
+        """Whether training starts from the bare base. Random weights and a carried adapter are the run's own step 0."""
+        return self.document["base"] is not None and self.document["carriedFrom"] is None
+
     def _baseline(self, reference: str) -> None:
         self._note(baseline=self._evaluate("baseline", "Measure what training starts from", reference))
 
     def _train(self) -> None:
         arguments = ["train", "--config", str(self.folder / RECIPE), f"stop.max_hours={self.plan.hours}", "--reuse"]
-        if self.plan.resolved.recipe.model.base is None:
+        if not self._begins_at_base:
             arguments.append("checkpoint.initial=true")
         summary = self._step("train", f"Train for at most {self.plan.hours:g} hours", arguments)
         run = Path(summary["folder"])
@@ -190,6 +195,8 @@ def _measured(record: dict) -> dict[str, dict]:
 
 def _pinned(resolved: Resolved) -> Resolved:
     """The recipe with its data set as it is now: what is prepared while the round works changes no step of it."""
+    if resolved.recipe.data.dataset is None:
+        return resolved  # training refuses it, and says what is wanted
     reference = store.reference(datasets.resolve(resolved.recipe.data.dataset))
     return resolved.changed({"data.dataset": reference}, Origin("what the round found"))
 
