@@ -39,7 +39,9 @@ def make_model(name: str, seed: int, **changes: object) -> Path:
     return path
 
 
-def measured(path: Path, right: int, *, role: str = "exam", paper: dict = PAPER, said: str | None = None) -> None:
+def measured(
+    path: Path, right: int, *, role: str = "exam", paper: dict = PAPER, said: str | None = None, **under: object
+) -> None:
     """Keep a measurement of a file: so many right answers, the first ones."""
     answers = [
         {"id": str(i), "question": f"{i}?", "reference": str(i), "text": said or str(i), "read": said or str(i),
@@ -48,7 +50,7 @@ def measured(path: Path, right: int, *, role: str = "exam", paper: dict = PAPER,
     ]  # fmt: skip
     collapse = {"collapsed": said is not None, "answer": said or "", "share": 1.0, "reference_share": 0.1}
     score = {"agreement": right / QUESTIONS, "collapse": collapse}
-    identity = Identity({"sha256": files.sha256_file(path), "base_sha256": None}, paper, CONDITIONS)
+    identity = Identity({"sha256": files.sha256_file(path), "base_sha256": None}, paper, CONDITIONS | under)
     kept.write(identity, {"role": role, "reference": "sums.jsonl", "score": score, "answers": answers})
 
 
@@ -176,6 +178,25 @@ def test_other_data_than_the_champion_was_judged_on_is_refused(served: Path):
     measured(other, 60, paper={**PAPER, "sha256": "8" * 64})
     with pytest.raises(UserError, match="other data than the champion"):
         promote(other)
+
+
+@pytest.mark.parametrize(
+    ("under", "words", "command"),
+    [
+        ({"quant_type": "Q4_K_M"}, "quant_type: Q4_K_M", "make export-gguf CHECKPOINT=latest ARGS='--quant Q8_0"),
+        ({"server": {"ctx_size": 512}}, "server: ctx_size 512", "make evaluate CHECKPOINT=/app/models/trained/other/"),
+    ],
+)
+def test_a_contender_under_other_conditions_is_refused(served: Path, under: dict, words: str, command: str):
+    """However well it did; the advice is a command that brings it under the champion's conditions."""
+    better, other = make_model("better", 2), make_model("other", 3)
+    measured(better, 40)
+    promote(better)
+    measured(other, 60, **under)
+    with pytest.raises(UserError, match="different conditions") as error:
+        promote(other)
+    assert error.value.found == words and error.value.next_command.startswith(command)
+    assert "--allow" not in error.value.next_command and len(history.read()) == 2
 
 
 def test_a_file_that_is_not_proved_or_not_whole_is_refused(served: Path):

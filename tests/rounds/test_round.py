@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from tests.objectives.tiny import make_world
 from training.core import files, locks, paths
-from training.core.errors import MachineError, RunError
+from training.core.errors import MachineError, RunError, UserError
 from training.recipe import bases
 from training.rounds import round as rounds
 from training.rounds import trial
@@ -54,7 +55,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
 
     monkeypatch.setattr(rounds, "run_step", answer)
     monkeypatch.setattr(rounds.datasets, "resolve", lambda name: tmp_path / name / "0123456789ab")
-    monkeypatch.setattr(rounds.verdict, "judge", lambda *_: Judged())
+    monkeypatch.setattr(rounds.verdict, "judge", lambda *_, **__: Judged())
     monkeypatch.setattr(rounds.subject, "find", lambda _: None)
     monkeypatch.setattr(rounds.lineage, "curves", lambda _: ())
     monkeypatch.setattr(rounds.lineage, "chain", lambda _: ())
@@ -126,6 +127,32 @@ def test_a_measurement_that_crashes_costs_the_measurement(steps: dict, tmp_path:
     assert document["adapter"].endswith("step_000004") and document["result"] is None
     assert "exit code -11" in document["notes"][0]
     assert rounds.Round(plan(tmp_path)).run()["beat"] is True
+
+
+def test_a_refused_verdict_costs_the_verdict_alone(steps: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was trained is exported and tried all the same; the round says why, is no running one, and goes on."""
+    judge = rounds.verdict.judge
+
+    def refusing(*_: object, advice) -> None:
+        raise UserError(
+            "the two were measured under different conditions", found="precision: nf4", next_command=advice("precision")
+        )
+
+    monkeypatch.setattr(rounds.verdict, "judge", refusing)
+    with pytest.raises(UserError, match="different conditions") as error:
+        rounds.Round(plan(tmp_path)).run()
+    advice = shlex.split(error.value.next_command)
+    assert advice[:2] == ["make", "evaluate"] and advice[2].endswith("step_000004")
+    assert advice[3].endswith("--against smollm2-135m-instruct --allow precision"), "a command that knows --allow"
+    assert [arguments[0] for arguments in steps["asked"]][-3:] == ["export-gguf", "serve-eval", "evaluate"]
+    [path] = (tmp_path / "data" / "training" / "rounds").glob("*/round.json")
+    document = files.read_json(path)
+    assert (document["state"], document["verdict"], document["beat"]) == ("stopped", None, None)
+    assert document["notes"] == ["the two were measured under different conditions: precision: nf4"]
+    assert document["model"].endswith("tuned-Q8_0.gguf") and document["served"]
+    monkeypatch.setattr(rounds.verdict, "judge", judge)
+    again = rounds.Round(plan(tmp_path))
+    assert again.is_resumed and again.run()["beat"] is True
 
 
 def test_two_at_once_do_not_work_on_one_round(steps: dict, tmp_path: Path):

@@ -6,7 +6,7 @@ measurements compare where paper and conditions are equal. What differs is refus
 then stands in the comparison.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from training.core import files
@@ -15,7 +15,13 @@ from training.core.errors import UserError
 VERSION = 1
 """Of the way that scores are computed; part of every identity."""
 NAMES = ("tokenizer", "template", "precision", "attention", "runtime", "quant_type", "server")
-_SHOWN = 60
+Advice = Callable[[str], str]
+"""The next command where conditions differ, made of their names, `precision,server`."""
+
+
+def with_allow(names: str) -> str:
+    """The advice of a command that has --allow."""
+    return f"the same command with --allow {names} compares them all the same, and says so"
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,9 @@ def differences(one: Identity, other: Identity) -> list[str]:
     return found + [name for name in NAMES if one.conditions.get(name) != other.conditions.get(name)]
 
 
-def require_comparable(one: Identity, other: Identity, allowed: Collection[str] = ()) -> list[str]:
+def require_comparable(
+    one: Identity, other: Identity, allowed: Collection[str] = (), advice: Advice = with_allow
+) -> list[str]:
     """Return what differs and is allowed by name. Raises UserError where anything else differs, or the paper does."""
     differing = differences(one, other)
     if "paper" in differing:
@@ -75,16 +83,19 @@ def require_comparable(one: Identity, other: Identity, allowed: Collection[str] 
     if refused:
         raise UserError(
             "the two were measured under different conditions",
-            found="; ".join(f"{name}: {_shown(other, name)}" for name in refused),
-            expected="; ".join(f"{name}: {_shown(one, name)}" for name in refused),
-            next_command=f"the same command with --allow {','.join(differing)} compares them all the same, and says so",
+            found="; ".join(f"{name}: {_shown(other, one, name)}" for name in refused),
+            expected="; ".join(f"{name}: {_shown(one, other, name)}" for name in refused),
+            next_command=advice(",".join(differing)),
         )  # fmt: skip
     return differing
 
 
-def _shown(identity: Identity, name: str) -> str:
-    text = str(identity.conditions.get(name))
-    return files.short(text) if len(text) == 64 else text[:_SHOWN]
+def _shown(identity: Identity, beside: Identity, name: str) -> str:
+    """A condition for people; of one that has parts, those that are not the same beside it."""
+    value, other = identity.conditions.get(name), beside.conditions.get(name)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return ", ".join(f"{key} {value.get(key)}" for key in value | other if value.get(key) != other.get(key))
+    return files.short(value) if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 def _told(paper: dict) -> str:

@@ -209,6 +209,7 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
     judgement = verdict.judge(
         {role: held[key] for role, key in by_role.items()},
         {role: contender.measured[key] for role, key in by_role.items()},
+        advice=lambda names: _measured_alike(names, holder, contender, held, wanted),
     )
     if not judgement.is_win:
         raise RunError(
@@ -217,6 +218,18 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
             next_command="make serve-status",
         )  # fmt: skip
     return judgement
+
+
+def _measured_alike(names: str, holder: dict, contender: Contender, held: Papers, wanted: Iterable[str]) -> str:
+    """What brings a contender under the champion's conditions: its quant type, or both measured on this machine."""
+    papers = _of_papers(held, wanted)
+    if "quant_type" in names.split(","):
+        quant = papers[0]["identity"]["conditions"]["quant_type"]
+        checkpoint = contender.manifest.get("run") or "latest"
+        return make_command(
+            "export-gguf", "--quant", quant, "--name", contender.manifest["name"], CHECKPOINT=checkpoint
+        )
+    return make_command("evaluate", *_asked_for(papers), "--against", holder["model"], CHECKPOINT=contender.name)
 
 
 def _of_papers(measured: Papers, wanted: Iterable[str]) -> list[dict]:

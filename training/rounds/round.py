@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 
 from training.core import files, locks, paths, store
-from training.core.errors import IntegrityError, UserError
+from training.core.errors import IntegrityError, TrainyardError, UserError
 from training.core.log import say
-from training.core.report import utc_stamp
+from training.core.report import make_command, utc_stamp
 from training.data import dataset as datasets
 from training.evaluation import guard, kept, lineage, page, subject, verdict
 from training.evaluation.conditions import Identity
@@ -37,6 +37,11 @@ class Plan:
     num_questions: int | None
     quant: str
     serve: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> list[str]:
+        """The arguments of `evaluate` that say on what."""
+        return options(("--exam", self.exam), ("--guard", self.guard), ("--questions", self.num_questions))
 
     @property
     def key(self) -> str:
@@ -89,8 +94,8 @@ class Round:
         except KeyboardInterrupt:
             self._note(state="stopped", stoppedBecause="interrupted")
             raise
-        except StepFailed as failure:
-            self._note(state="stopped", notes=[*self.document["notes"], f"{failure.where}: {failure.found}"])
+        except TrainyardError as failure:
+            self._note(state="stopped", notes=self._with(failure))
             raise
         return self.document
 
@@ -101,8 +106,10 @@ class Round:
         if not self._begins_at_base:
             self._baseline(str(self.checkpoints / "step_000000"))
         self._note(result=self._evaluate("result", "Measure what was trained", str(self.best)))
-        self._judge()
+        refusal = self._judged()
         self._export()
+        if refusal:
+            raise refusal
 
     @property
     def export_name(self) -> str:
@@ -114,6 +121,10 @@ class Round:
         self.document["minutes"] = round(sum(self.document["seconds"].values()) / 60, 1)
         files.write_json(self.folder / ROUND, self.document)
 
+    def _with(self, failure: TrainyardError) -> list[str]:
+        """The notes with a failure among them, once."""
+        return list(dict.fromkeys([*self.document["notes"], f"{failure.what}: {failure.found}"]))
+
     def _step(self, key: str, title: str, arguments: list[str]) -> dict:
         document, seconds = run_step(title, arguments)
         self.document["seconds"][key] = round(self.document["seconds"].get(key, 0.0) + seconds, 1)
@@ -122,8 +133,7 @@ class Round:
     def _evaluate(self, key: str, title: str, reference: str) -> dict:
         """Measure one model in a process of its own; its record."""
         plan, arguments = self.plan, ["evaluate", reference, "--config", str(self.folder / RECIPE)]
-        arguments += options(("--exam", plan.exam), ("--guard", plan.guard), ("--questions", plan.num_questions))
-        return self._step(key, title, arguments)["records"][0]
+        return self._step(key, title, [*arguments, *plan.asked])["records"][0]
 
     # ---- the steps
 
@@ -153,14 +163,30 @@ class Round:
             meanLoss=sum(losses) / len(losses) if losses else None,
         )  # fmt: skip
 
+    def _judged(self) -> TrainyardError | None:
+        """Judge; a refusal costs the verdict alone, so it is noted and handed on for when the export is done."""
+        try:
+            self._judge()
+        except TrainyardError as refusal:
+            say(f"no verdict: {refusal.what}: {refusal.found}")
+            self._note(verdict=None, beat=None, notes=self._with(refusal))
+            return refusal
+        return None
+
     def _judge(self) -> None:
         before, after = self.document["baseline"], self.document["result"]
-        judgement = verdict.judge(_measured(before), _measured(after))
+        judgement = verdict.judge(_measured(before), _measured(after), advice=self._comparing)
         self.judgement = judgement
         model = subject.find(str(self.best))
         page.write(self.folder / PAGE, page.Page(before, after, judgement, lineage.curves(model), lineage.chain(model)))
         self._note(verdict=judgement.to_json(), beat=judgement.is_win)
         say(f"verdict: {judgement.verdict}; {'; '.join(judgement.reasons)}")
+
+    def _comparing(self, names: str) -> str:
+        """The command that compares what a round may not, the difference allowed by its name."""
+        against = self.document["base"] if self._begins_at_base else str(self.checkpoints / "step_000000")
+        asked = ["--config", str(self.folder / RECIPE), *self.plan.asked, "--against", against, "--allow", names]
+        return make_command("evaluate", *asked, CHECKPOINT=self.best)
 
     def _export(self) -> None:
         """Export, a trial in the service, the file's own measurement. What fails here is noted; the verdict stands."""
@@ -178,7 +204,7 @@ class Round:
                 self._note(served=self._evaluate("served", "Measure the exported file through its server", str(gguf)))
         except StepFailed as failure:
             say(f"the round ends here: {failure.what}: {failure.found}")
-            self._note(notes=[*self.document["notes"], f"{failure.what}: {failure.found}"])
+            self._note(notes=self._with(failure))
 
 
 def _measured(record: dict) -> dict[str, dict]:
