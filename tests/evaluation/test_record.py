@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.conftest import write_exam, write_gguf
 from tests.objectives.tiny import make_chat
 from training.cli import main
-from training.core import paths
+from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
 from training.data import dataset as datasets
 from training.evaluation import conditions, kept, loading, loss, record, scorers, subject
@@ -153,6 +153,18 @@ def test_each_of_several_models_has_its_own_judgement(world: Path, exam_file: Pa
     block = capsys.readouterr().err
     for label in ("tiny", subject.find(run.id).label):
         assert f"\n{label}: judged " in block and f"\n{label}: exam difference " in block
+
+
+def test_the_day_that_a_template_is_told_is_part_of_the_identity(world: Path, exam_file: Path):
+    """The same question reads otherwise on another day; where none is told, what was kept before is still found."""
+    found, identities = subject.find("tiny"), []
+    for date in (None, "2026-01-01", "2026-01-02"):
+        recipe = load_recipe(world / "lora.yaml", [f"data.template_date={date}"] if date else []).recipe
+        request = record.Request(exam=str(exam_file), recipe=recipe)
+        identities.append(record.Evaluation(found, request).planned["exam"].identity)
+    assert len({one.sha256 for one in identities}) == 3
+    assert conditions.differences(identities[1], identities[2]) == ["template"]
+    assert identities[0].conditions["template"] == files.sha256_json(found.tokenizer.chat_template)
 
 
 def test_two_papers_are_never_compared(world: Path, exam_file: Path):

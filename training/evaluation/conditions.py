@@ -44,23 +44,24 @@ class Identity:
         return cls(values["model"], values["paper"], values["conditions"])
 
 
-def pytorch(tokenizer, precision: str, attention: str, device: str) -> dict:
-    """The conditions of a measurement in PyTorch."""
-    return _of_tokenizer(tokenizer) | {
+def pytorch(tokenizer, date: str | None, precision: str, attention: str, device: str) -> dict:
+    """The conditions of a measurement in PyTorch; `date` is what a template that asks for the day is told."""
+    return _of_tokenizer(tokenizer, date) | {
         "runtime": "pytorch", "precision": precision, "attention": attention, "quant_type": None,
         "server": {"device": device},
     }  # fmt: skip
 
 
-def served(tokenizer, quant_type: str, server: dict) -> dict:
+def served(tokenizer, date: str | None, quant_type: str, server: dict) -> dict:
     """The conditions of a measurement through a server of a GGUF file."""
-    return _of_tokenizer(tokenizer) | {
+    return _of_tokenizer(tokenizer, date) | {
         "runtime": "llama.cpp", "precision": None, "attention": None, "quant_type": quant_type, "server": server
     }  # fmt: skip
 
 
-def _of_tokenizer(tokenizer) -> dict:
-    return {"tokenizer": tokenizer.hash, "template": files.sha256_json(tokenizer.chat_template)}
+def _of_tokenizer(tokenizer, date: str | None) -> dict:
+    template = tokenizer.chat_template if date is None else [tokenizer.chat_template, date]
+    return {"tokenizer": tokenizer.hash, "template": files.sha256_json(template)}
 
 
 def differences(one: Identity, other: Identity) -> list[str]:

@@ -105,6 +105,11 @@ class Evaluation:
     def _seed(self) -> int:
         return self.recipe.seeds.eval if self.recipe else int(thresholds.BOOTSTRAP_SEED.value)
 
+    @property
+    def _date(self) -> str | None:
+        """What a template that asks for the day is told."""
+        return self.recipe.data.template_date if self.recipe else None
+
     def _num_questions(self) -> int:
         import torch
 
@@ -165,11 +170,11 @@ class Evaluation:
     # ---- exams
 
     def _exam(self, role: str, paper: Exam, reference: str) -> Planned:
-        prompts = Prompts(self.subject.tokenizer, self.recipe.data.template_date if self.recipe else None)
+        prompts = Prompts(self.subject.tokenizer, self._date)
         asked, most = prompts.asked(paper.questions), paper.max_answer_tokens
         if self.subject.form == GGUF:
             server = served.arguments(self.subject, max(one.num_tokens for one in asked), most)
-            under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
+            under = conditions.served(self.subject.tokenizer, self._date, self.subject.quant_type, server)
             answering = partial(served.answering, self.subject, server, prompts, asked, most)
         else:
             under, answering = self._pytorch(), partial(self._answering, prompts, most)
@@ -191,7 +196,7 @@ class Evaluation:
         import torch
 
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        return conditions.pytorch(self.subject.tokenizer, self.precision, self.attention, kind)
+        return conditions.pytorch(self.subject.tokenizer, self._date, self.precision, self.attention, kind)
 
     @cached_property
     def loaded(self) -> loading.Loaded:
