@@ -103,7 +103,7 @@ def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: P
     assert evaluate(capsys, "tiny", "--exam", str(exam_file), "--precision", "fp32")[0] == 0
     assert evaluate(capsys, run.id, "--exam", str(exam_file), "--split", "test")[0] == 0
     base = next(kept.of_model(subject.find("tiny").sha256))
-    tuned = next(one for one in kept.of_model(subject.find(run.id).sha256) if one["role"] == "exam")
+    tuned = next(one for one in kept.of_model(subject.find(run.id).sha256) if "exam" in one["asked"])
     one, other = (Identity.from_json(each["identity"]) for each in (base, tuned))
     assert conditions.differences(one, other) == ["precision"]
     with pytest.raises(UserError, match="different conditions") as error:

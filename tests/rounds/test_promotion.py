@@ -51,7 +51,7 @@ def measured(
     collapse = {"collapsed": said is not None, "answer": said or "", "share": 1.0, "reference_share": 0.1}
     score = {"agreement": right / QUESTIONS, "collapse": collapse}
     identity = Identity({"sha256": files.sha256_file(path), "base_sha256": None}, paper, CONDITIONS | under)
-    kept.write(identity, {"role": role, "reference": "sums.jsonl", "score": score, "answers": answers})
+    kept.write(identity, {"score": score, "answers": answers}, role, "sums.jsonl")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_first_champion_is_judged_on_the_exam_and_the_guard_set_of_the_last_
         promotion.promote(str(better), lambda *arguments: asked.append(arguments))
     assert asked == [(served, ["--exam", "sums.jsonl", "--questions", str(QUESTIONS), "--guard", "sums.jsonl"])]
     promotion.promote(str(better), lambda *_: measured(served, 50, role="guard", paper=guard))
-    assert history.read()[0]["papers"] == [PAPER, guard]
+    assert history.read()[0]["papers"] == {"exam": PAPER, "guard": guard}
 
 
 def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(served: Path, tmp_path: Path):
@@ -169,6 +169,38 @@ def test_everything_but_a_win_is_refused(served: Path):
     with pytest.raises(RunError, match="forgot"):
         promote(candidate)
     assert history.read() == [] and not champion.link().is_symlink()
+
+
+def test_each_paper_is_judged_in_the_role_that_the_champion_was_judged_in(served: Path):
+    """A contender's exam that was asked for as a guard set since is still an exam, and a guard set decides nothing."""
+    better, other = make_model("better", 2), make_model("other", 3)
+    for path, right in ((served, 50), (better, 50), (other, 10)):
+        measured(path, right, role="guard", paper=GUARD)
+    measured(better, 40)
+    promote(better)
+    measured(other, 58)
+    measured(other, 58, role="guard")  # --exam GUARD --guard PAPER: each is now both
+    measured(other, 10, paper=GUARD)
+    [kept_one] = [one for one in kept.of_model(files.sha256_file(other)) if one["identity"]["paper"] == PAPER]
+    assert set(kept_one["asked"]) == {"exam", "guard"}
+    with pytest.raises(RunError, match="not a win: forgot"):
+        promote(other)
+    swapped = make_model("swapped", 4)
+    measured(swapped, 58, role="guard")
+    measured(swapped, 50, paper=GUARD)
+    found = promote(swapped)["judgement"]
+    assert {one.role: one.after for one in found.comparisons} == {"exam": 58 / 60, "guard": 50 / 60}
+
+
+def test_the_first_champion_is_judged_on_what_was_asked_for_last(served: Path):
+    """The exam of the last command, and never the same paper as both."""
+    better = make_model("better", 2)
+    measured(better, 40)
+    measured(better, 50, paper=GUARD)
+    measured(better, 40, role="guard")
+    measured(served, 20, paper=GUARD)
+    promote(better)
+    assert history.read()[0]["papers"] == {"exam": GUARD, "guard": PAPER}
 
 
 def test_other_data_than_the_champion_was_judged_on_is_refused(served: Path):

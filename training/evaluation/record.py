@@ -203,18 +203,11 @@ class Evaluation:
         return loading.load(self.subject, self.precision, self.attention)
 
     def _once(self, planned: Planned) -> dict:
-        """The kept measurement of an identity, else a new one, which is kept."""
-        identity, role = planned.identity, planned.role
-        asked = {
-            "role": role, "reference": _absolute(planned.reference), "config": _absolute(self.request.config)
-        }  # fmt: skip
-        found = kept.find(identity)
-        if found is None:
-            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **planned.make()})
-            return document | {"reused": False}
-        if not asked.items() <= found.items():  # the same paper, asked for as something else or at another place
-            kept.write(identity, found | asked)
-        return found | asked | {"reused": True}
+        """The kept measurement of an identity, else a new one, which is kept; it is kept how it was asked for."""
+        found = kept.find(planned.identity)
+        body = found or {"subject": self.subject.to_json(), **planned.make()}
+        places = _absolute(planned.reference), _absolute(self.request.config)
+        return kept.write(planned.identity, body, planned.role, *places) | {"reused": found is not None}
 
 
 def _absolute(reference: str | None) -> str | None:
