@@ -97,6 +97,14 @@ def test_the_post_cutoff_split_is_the_headline(world: Path, capsys: pytest.Captu
     assert list(found["records"][0]["splits"]) == ["test_postcutoff"]
 
 
+def test_the_headline_is_first_whatever_order_was_typed(world: Path, capsys: pytest.CaptureFixture):
+    run = train(world)
+    asked = [part for split in ("train", "validation", "test", "train") for part in ("--split", split)]
+    code, found = evaluate(capsys, run.id, *asked, "--against", "tiny")
+    assert list(found["records"][0]["splits"]) == ["test", "validation", "train"]
+    assert found["judgements"][0]["headline"] == "test" and code in (0, 4)
+
+
 def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     """W32: another precision is refused, is compared by name, and is then marked so."""
     run = train(world, "qlora")
@@ -308,7 +316,8 @@ def test_what_goes_wrong_in_a_measurement_is_told_or_counts_as_wrong(
         {name: one * float("nan") for name, one in weights.items()}, broken / "model.safetensors", {"format": "pt"}
     )
     choice = write_exam(tmp_path / "c.jsonl", [{"question": "f", "answer": "a", "options": ["a", "b"]}])
-    for asked in (["--config", str(world / "lora.yaml"), "--split", "test"], ["--exam", str(choice)]):
+    split = ["--config", str(world / "lora.yaml"), "--split", "test"]
+    for asked in (split, ["--exam", str(choice)], ["--exam", str(exam_file)]):
         code, found = evaluate(capsys, str(broken), *asked)
         assert code == 4 and "diverged" in json.dumps(found), found
     assert not list(kept.folder().glob("*.json"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from training.core import files
 from training.core.errors import UserError
 from training.data import dataset as datasets
+from training.data.settings import SPLITS
 from training.engine.inputs import Inputs
 from training.evaluation import conditions, guard, kept, loading, loss, served, sitting, thresholds
 from training.evaluation.answering import Answerer
@@ -130,8 +131,9 @@ class Evaluation:
                     next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
                 )  # fmt: skip
             return ()
-        if self.request.splits:
-            return self.request.splits
+        if self.request.splits:  # the headline is first whatever order was typed, the train split last
+            order = (*thresholds.HEADLINE_SPLITS, *SPLITS)
+            return tuple(sorted(set(self.request.splits), key=order.index))
         there = [split for split in thresholds.HEADLINE_SPLITS if split in self._dataset.splits]
         return tuple(there[:1])
 
