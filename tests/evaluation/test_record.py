@@ -175,6 +175,31 @@ def test_the_day_that_a_template_is_told_is_part_of_the_identity(world: Path, ex
     assert identities[0].conditions["template"] == files.sha256_json(found.tokenizer.chat_template)
 
 
+def test_a_drawn_guard_set_leaves_out_what_a_gguf_was_trained_on(world: Path, capsys: pytest.CaptureFixture):
+    """By its manifest, where no recipe is named; whoever it is compared with is asked the same, and so is the next."""
+    from pydoc_data.topics import topics
+
+    lines = [json.dumps({"text": text, "group": name, "split": "train"}) for name, text in sorted(topics.items())[:40]]
+    (world / "topics.jsonl").write_text("\n".join([*lines, *(world / "records.jsonl").read_text().splitlines()]) + "\n")
+    assert main(["data-prepare", str(world / "topics.jsonl"), "--name", "topics"]) == 0
+    data = datasets.load(datasets.resolve("topics"))
+    tuned, bare = write_gguf("tuned"), write_gguf("bare")
+    manifest = {**files.file_record(tuned), "quant_type": "F32", "dataset": {"name": "topics", "hash": data.hash}}
+    files.write_json(paths.gguf_manifest(tuned), manifest)
+
+    def asked(reference: str, *models: Path) -> list:
+        subjects = [subject.find(str(one)) for one in models]
+        request = record.settled(record.Request(guard=reference), subjects)
+        return [record.Evaluation(one, request).planned["guard"] for one in subjects]
+
+    one, other = asked("drawn", bare, tuned)
+    assert one.identity.paper == other.identity.paper and one.reference == f"drawn:{data.reference}"
+    [alone] = asked("drawn", bare)
+    assert alone.reference == "drawn" and alone.identity.paper != one.identity.paper
+    [again] = asked(one.reference, bare)
+    assert again.identity == one.identity, "the reference that is kept asks for the very same paper"
+
+
 def test_two_papers_are_never_compared(world: Path, exam_file: Path):
     def identity(paper: dict) -> Identity:
         return Identity({"sha256": "a"}, paper, {})

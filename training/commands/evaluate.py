@@ -81,9 +81,9 @@ def _planned(args: argparse.Namespace) -> tuple[list, object | None]:
     subjects = [subject.find(reference) for reference in [*args.models, *([args.against] if args.against else [])]]
     request = record.Request(
         tuple(args.split or ()), args.exam, args.guard, args.questions,
-        load(Path(args.config)).recipe if args.config else record.recipe_of(subjects), args.config, args.precision,
+        load(Path(args.config)).recipe if args.config else None, args.config, args.precision,
     )  # fmt: skip
-    evaluations = [record.Evaluation(one, request) for one in subjects]
+    evaluations = [record.Evaluation(one, record.settled(request, subjects)) for one in subjects]
     identities = [{role: one.identity for role, one in each.planned.items()} for each in evaluations]
     if not args.against:
         return evaluations, None

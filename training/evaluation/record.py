@@ -33,7 +33,7 @@ class Request:
 
     Args:
         splits: of the data set; empty for the headline alone.
-        exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn`; None for none.
+        exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn` (`guard.is_drawn`); None for none.
         num_questions: the most questions of the exam; None for the document's number.
         recipe: whose data, precision and attention are every model's; None for the model's own.
         config: the recipe's file, where one was named.
@@ -68,8 +68,8 @@ class Evaluation:
     """The measuring of one model."""
 
     def __init__(self, subject: Subject, request: Request):
-        self.subject, self.request = subject, request
-        self.recipe = request.recipe or recipe_of([subject])
+        self.subject, self.request = subject, settled(request, [subject])
+        self.recipe = self.request.recipe
         self.precision = request.precision or loading.default_precision(self.recipe)
         self.attention = loading.default_attention(self.recipe)
 
@@ -87,7 +87,7 @@ class Evaluation:
         if self.request.exam:
             found[EXAM] = self._exam(EXAM, self.exam, self.request.exam)
         if self.request.guard:
-            paper = guard.open_guard(self.request.guard, self._seed, self._trained)
+            paper = guard.open_guard(self.request.guard, self._seed)
             found[GUARD] = self._exam(GUARD, paper, self.request.guard)
         if not found:
             raise UserError(
@@ -140,10 +140,6 @@ class Evaluation:
     @cached_property
     def _dataset(self) -> datasets.Dataset:
         return datasets.load(datasets.resolve(self.recipe.data.dataset))
-
-    @property
-    def _trained(self) -> datasets.Dataset | None:
-        return self._dataset if self.recipe is not None and self.recipe.data.dataset else None
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -245,10 +241,20 @@ def recipe_of(subjects: list[Subject]) -> Recipe | None:
     """The recipe of the first checkpoint among models, on the very data that it was trained on: all are measured so."""
     for one in subjects:
         if one.resolved:
-            recipe, named = one.resolved.recipe, one.origin.get("dataset")
-            pinned = f"{named['name']}@{files.short(named['hash'])}" if named else recipe.data.dataset
-            return replace(recipe, data=replace(recipe.data, dataset=pinned))
+            recipe = one.resolved.recipe
+            return replace(recipe, data=replace(recipe.data, dataset=one.dataset or recipe.data.dataset))
     return None
+
+
+def settled(request: Request, subjects: list[Subject]) -> Request:
+    """The request with what is decided once for all models: whose recipe counts, and what a drawn guard set leaves out.
+
+    That is what the recipe's data hold, or without a recipe those of the first model's manifest.
+    """
+    recipe = request.recipe or recipe_of(subjects)
+    trained = [recipe and recipe.data.dataset, *(one.dataset for one in subjects)]
+    asked = request.guard and guard.leaving_out(request.guard, next(filter(None, trained), None))
+    return replace(request, recipe=recipe, guard=asked)
 
 
 def measure(evaluation: Evaluation) -> tuple[dict, dict[str, dict]]:

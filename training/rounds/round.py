@@ -252,7 +252,7 @@ def _new_folder(name: str) -> Path:
 
 def check(plan: Plan) -> None:
     """Raise what is wrong with the exam, the guard set or the hours before anything is measured."""
-    for reference in filter(None, (plan.exam, plan.guard if plan.guard != guard.DRAWN else None)):
+    for reference in filter(None, (plan.exam, plan.guard if plan.guard and not guard.is_drawn(plan.guard) else None)):
         guard.open_exam(reference)
     if not plan.hours > 0:
         raise UserError("no time to train", found=plan.hours, expected="more than 0 hours")
