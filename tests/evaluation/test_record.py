@@ -21,6 +21,7 @@ from training.evaluation.rendering import Prompts
 from training.llamacpp import tiny as tiny_gguf
 from training.recipe import bases
 from training.recipe.load import load as load_recipe
+from training.rounds import trial
 from training.runs.folder import RunFolder
 
 
@@ -173,6 +174,25 @@ def test_the_day_that_a_template_is_told_is_part_of_the_identity(world: Path, ex
     assert len({one.sha256 for one in identities}) == 3
     assert conditions.differences(identities[1], identities[2]) == ["template"]
     assert identities[0].conditions["template"] == files.sha256_json(found.tokenizer.chat_template)
+
+
+def test_candidates_whose_scores_would_not_compare_are_refused_before_any_is_measured(
+    world: Path, exam_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file among folders, and a run whose recipe draws other questions; one that is not there is passed over."""
+    gguf, run = write_gguf("bare"), train(world, "lora", "seeds.eval=9")
+
+    def not_yet(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(trial, "run_step", not_yet)
+    with pytest.raises(UserError, match="different conditions") as error:
+        trial.run(["tiny", "gone", str(gguf)], str(exam_file), None, "fp32")
+    assert "runtime: llama.cpp" in error.value.found and error.value.next_command.startswith("make trial with")
+    with pytest.raises(UserError, match="not measured on the same records"):
+        trial.run(["tiny", run.id], str(exam_file), 5, "fp32")
+    with pytest.raises(AssertionError, match="something was measured"):
+        trial.run(["tiny", run.id], str(exam_file), None, "fp32")  # all questions, so nothing is drawn
 
 
 def test_a_drawn_guard_set_leaves_out_what_a_gguf_was_trained_on(world: Path, capsys: pytest.CaptureFixture):
