@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.objectives.tiny import make_world
@@ -190,27 +192,58 @@ def test_a_trial_reports_what_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
         trial.run(["gone"], "e.jsonl", None, "fp32")
 
 
+SITE = """
+import os, pathlib, time
+from training.evaluation import kept
+from training.recipe import bases
+bases.FILE = pathlib.Path({file!r})
+if os.environ.get("SLOWLY"):
+    add = kept.Partial.add
+    kept.Partial.add = lambda self, answer: (add(self, answer), time.sleep(0.5))
+"""
+
+
 @pytest.mark.slow
-def test_a_whole_round_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The commands themselves on a tiny base: killed while it works, gone on with, and its page written."""
+def test_a_whole_round_survives_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The commands themselves on a tiny base: killed while it measures and while it trains, gone on with each time, and
+    judged in the end; there is one round, one run, and one paper for both measurements."""
     world = make_world(tmp_path, monkeypatch)
     (world / "site").mkdir()
-    (world / "site" / "sitecustomize.py").write_text(
-        f"import pathlib\nfrom training.recipe import bases\nbases.FILE = pathlib.Path({str(bases.FILE)!r})\n"
-    )
+    (world / "site" / "sitecustomize.py").write_text(SITE.format(file=str(bases.FILE)))
     command = [sys.executable, "-m", "training", "round", "--config", str(world / "lora.yaml"), "--hours", "0.1",
-               "--exam", "chat:train", "--questions", "6", "stop.max_steps=30", "optimizer.lr=1e-2",
+               "--exam", "chat:train", "--questions", "6", "stop.max_steps=60", "optimizer.lr=1e-2",
                "--json"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": f"{world / 'site'}:{paths.REPOSITORY}"}
-    child = subprocess.Popen(command, cwd=world, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    place = paths.roots().data / "training" / "rounds"
-    while not list(place.glob("*/round.json")) and child.poll() is None:
-        time.sleep(0.1)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    data = paths.roots().data / "training"
+
+    def killed_when(reached: Callable[[], object], **more: str) -> None:
+        child = subprocess.Popen(
+            command, cwd=world, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )  # fmt: skip
+        while not reached():
+            assert child.poll() is None, "the round was over before it could be killed"
+            time.sleep(0.005)
+        steps = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        assert steps and not psutil.wait_procs(steps, timeout=60)[1], "a killed round leaves no step behind"
+
+    killed_when(lambda: list(data.glob("evaluations/*.partial.jsonl")), SLOWLY="1")
+    [partial] = data.glob("evaluations/*.partial.jsonl")
+    assert partial.read_bytes() and not list(data.glob("runs/*")), "it was the baseline that was cut off"
+    killed_when(lambda: list(data.glob("runs/*/checkpoints/step_000004/manifest.json")))
+    [run] = data.glob("runs/*")
+    assert not (run / "checkpoints" / "step_000060").exists(), "it was training that was cut off"
+    [path] = data.glob("rounds/*/round.json")
+    assert files.read_json(path)["state"] == "running" and files.read_json(path)["baseline"]
+    killed_when(lambda: list(data.glob("evaluations/*.partial.jsonl")), SLOWLY="1")
+    assert len([*data.glob("runs/*")]) == 1 and (run / "checkpoints" / "step_000060").exists()
+
     done = subprocess.run(command, cwd=world, env=environment, capture_output=True)
     document = json.loads(done.stdout)
-    assert done.returncode in (0, 4), done.stderr[-3000:].decode()
-    assert len(list(place.glob("*/round.json"))) == 1 and document["state"] == "completed"
+    assert [path] == [*data.glob("rounds/*/round.json")] and document["state"] == "completed"
+    assert document["steps"] == 60 and document["run"] == run.name
+    judged = document["verdict"]["verdict"]
+    assert done.returncode == (0 if judged == "better" else 4) and document["beat"] == (judged == "better")
     assert document["baseline"]["exam"]["num_questions"] == document["result"]["exam"]["num_questions"] == 6
-    assert "</svg>" in (place / document["round"] / "report.html").read_text()
+    assert "</svg>" in (path.parent / "report.html").read_text()
