@@ -143,6 +143,11 @@ def test_one_recipe_decides_on_what_and_how_every_model_is_measured(world: Path,
     assert {one["conditions"]["precision"] for one in asked} == {"fp32"}
     again = record.Evaluation(subject.find("tiny"), record.Request(recipe=load_recipe(world / "more.yaml").recipe))
     assert again.loaded.model.config._attn_implementation == "eager", "a base too is loaded so"
+    code, found = evaluate(capsys, other.id, "--against", train(world, "full").id)
+    assert code in (0, 4), found
+    assert {
+        one["identities"]["test"]["conditions"]["precision"] for one in (found["records"][0], found["against"])
+    } == {"nf4"}
 
 
 def test_the_start_of_a_run_that_goes_on_from_another_scores_as_the_other(world: Path):

@@ -11,6 +11,7 @@ import torch
 from training.engine import device
 from training.evaluation.subject import CHECKPOINT, Subject
 from training.objectives import registry
+from training.objectives.trainee import Trainee
 from training.recipe.model import Recipe
 
 
@@ -46,11 +47,23 @@ def load(subject: Subject, precision: str, attention: str) -> Loaded:
 
 def _checkpoint(subject: Subject, precision: str, attention: str, where: device.Device) -> torch.nn.Module:
     recipe = subject.resolved.recipe
-    memory = replace(recipe.memory, weights=precision, attention=attention, gradient_checkpointing=False)
+    is_packed_after = (
+        precision == "nf4" and (subject.path / Trainee.weights_file).is_file()
+    )  # whole weights, no adapter on a base
+    weights = recipe.memory.weights if is_packed_after else precision
+    memory = replace(recipe.memory, weights=weights, attention=attention, gradient_checkpointing=False)
     recipe = replace(recipe, memory=memory)
     trainee = registry.of(recipe.method).build(recipe, subject.tokenizer, where.torch_device, where.dtype)
     trainee.load(subject.path)
+    if is_packed_after:
+        _pack(trainee.model, where)
     return trainee.model
+
+
+def _pack(model: torch.nn.Module, where: device.Device) -> None:
+    from training.objectives import nf4
+
+    nf4.pack(model, where.torch_device, where.dtype)
 
 
 def _folder(subject: Subject, precision: str, attention: str, where: device.Device) -> torch.nn.Module:
@@ -63,9 +76,7 @@ def _folder(subject: Subject, precision: str, attention: str, where: device.Devi
         subject.path, dtype=where.dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
     )
     if precision == "nf4":
-        from training.objectives import nf4
-
-        nf4.pack(model, where.torch_device, where.dtype)
+        _pack(model, where)
     model.to(where.torch_device)
     base.look(model, packs=False)
     return model
