@@ -129,7 +129,9 @@ def test_the_first_champion_is_judged_on_the_exam_and_the_guard_set_of_the_last_
     assert history.read()[0]["papers"] == {"exam": PAPER, "guard": guard}
 
 
-def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(served: Path, tmp_path: Path):
+def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(
+    served: Path, tmp_path: Path, real_converter: Path, capsys: pytest.CaptureFixture
+):
     """The link would serve other bytes, and rollback would find them: refused before anything is converted."""
     better, best = make_model("better", 2), make_model("best", 3)
     measured(better, 40)
@@ -144,6 +146,7 @@ def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(served:
     for name, kept_file in (("best", best), ("better", better)):
         before = kept_file.read_bytes()
         assert main(["export-gguf", str(folder), "--name", name, "--quant", "F32", "--force"]) == 2
+        assert "the file cannot be replaced" in capsys.readouterr().err
         assert kept_file.read_bytes() == before
     champion.require_replaceable(served)
     promotion.rollback()

@@ -1,7 +1,6 @@
 """`export-gguf`: a checkpoint as GGUF files, proved before they get their names."""
 
 import argparse
-from pathlib import Path
 
 from training.core.report import Report
 
@@ -41,6 +40,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.export import checkpoint as checkpoints
     from training.export import export
     from training.llamacpp import source
+    from training.rounds import champion
 
     _refuse_what_has_no_effect(args)
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, args.tokenizer, args.base)
@@ -50,12 +50,13 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if args.format == "adapter":
         return _adapter(args, report, checkpoint, name)
     quants = _quants(args.quant or "Q8_0", export.QUANTS)
-    _require_replaceable(args, *(export.path_of(name, quant) for quant in quants))
     chosen = source.choose(args.llama_cpp, allow_unpinned=args.allow_unpinned)
     settings = {"name": name, "weighed": args.importance, "fallback": not args.no_fallback, "llama_cpp": chosen}
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, **settings))
-    outputs = export.export(checkpoint, quants, force=args.force, **settings)
+    outputs = export.export(
+        checkpoint, quants, force=args.force, may_replace=champion.require_replaceable, **settings
+    )  # fmt: skip
     document = _exported(report, outputs)
     _sign_and_register(args, report, outputs)
     return document
@@ -73,16 +74,9 @@ def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
-def _require_replaceable(args: argparse.Namespace, *targets: Path) -> None:
-    """Raise UserError where --force would replace a file that is in service for good, or that rollback needs."""
-    from training.rounds import champion
-
-    if args.force:
-        for target in targets:
-            champion.require_replaceable(target)
-
-
 def _sign_and_register(args: argparse.Namespace, report: Report, outputs: list) -> None:
+    from pathlib import Path
+
     from training.export import manifest, modelfile, signature
 
     if args.sign:
@@ -134,7 +128,6 @@ def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) ->
         raise UserError(
             "an adapter is written in one type at a time", where="--quant", found=args.quant, expected=quant
         )
-    _require_replaceable(args, adapter_gguf.path_of(name, quant))
     if args.dry_run:
         adapter_gguf.check(checkpoint)
         target = adapter_gguf.path_of(name, quant)

@@ -8,6 +8,7 @@ already is used again where its bytes are the same, and is never replaced by oth
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from training.export.plan import QUANTS, Plan
 from training.llamacpp import convert, pin, quantize, source
 from training.llamacpp.source import LlamaCpp
 
-__all__ = ["QUANTS", "Output", "default_name", "export", "path_of", "preview", "publish"]
+__all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
 _logger = logging.getLogger(__name__)
@@ -76,11 +77,6 @@ def default_name(checkpoint: Checkpoint) -> str:
     return store.name_from(name)
 
 
-def path_of(name: str, quant: str) -> Path:
-    """Where the file of a name and a quant type lies. Raises UserError for what is no name."""
-    return place.folder_of(name) / f"{name}-{quant}.gguf"
-
-
 def preview(
     checkpoint: Checkpoint, quants: list[str], *, name: str, weighed: bool = False, fallback: bool = True,
     llama_cpp: LlamaCpp | None = None,
@@ -101,7 +97,7 @@ def _intent(target: _Target, checkpoint: Checkpoint) -> str:
 
 def export(
     checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False,
-    fallback: bool = True, llama_cpp: LlamaCpp | None = None,
+    fallback: bool = True, llama_cpp: LlamaCpp | None = None, may_replace: Callable[[Path], None] = lambda _: None,
 ) -> list[Output]:  # fmt: skip
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
 
@@ -109,6 +105,7 @@ def export(
         weighed: let K-quants weigh their rounding by an importance matrix of the training data.
         fallback: where a type's blocks do not divide a row, take another type; else refuse.
         llama_cpp: what converts; None takes what `source.choose` does by itself.
+        may_replace: raises where a file may not be replaced whatever `force` says.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
@@ -118,13 +115,14 @@ def export(
     with place.hold(name):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
-        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp).run() if missing else {}
+        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp, may_replace).run() if missing else {}
         return [(kept | made)[quant] for quant in quants]
 
 
 def _plan(
     checkpoint: Checkpoint, quants: list[str], name: str, weighed: bool, fallback: bool, llama_cpp: LlamaCpp
 ) -> list[_Target]:  # fmt: skip
+    folder = place.folder_of(name)
     checks.check(checkpoint, convert.architectures(llama_cpp.folder))
     checks.check_name(checkpoint, name)
     if any(quant in quantize.K_QUANTS for quant in quants):
@@ -140,7 +138,7 @@ def _plan(
         planned = plan.make(checkpoint, quant, architecture)
         if planned.fallbacks and not fallback:
             raise _does_not_fit(planned)
-        targets.append(_Target(quant, path_of(name, quant), files.sha256_json(key), planned))
+        targets.append(_Target(quant, folder / f"{name}-{quant}.gguf", files.sha256_json(key), planned))
     return targets
 
 
@@ -169,19 +167,22 @@ class _Work:
     """The making of the files that are missing, in a workspace beside their places."""
 
     def __init__(
-        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool, llama_cpp: LlamaCpp
+        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool,
+        llama_cpp: LlamaCpp, may_replace: Callable[[Path], None],
     ):  # fmt: skip
         self.checkpoint, self.targets, self.name, self.force = checkpoint, targets, name, force
-        self.llama_cpp = llama_cpp
+        self.llama_cpp, self.may_replace = llama_cpp, may_replace
         self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
         self.importance: dict | None = None
 
     def run(self) -> dict[str, Output]:
         """Make, prove and publish. Nothing has its final name before all of it is proved."""
         folder = self.targets[0].gguf.parent
-        if not self.force:
-            for target in self.targets:
+        for target in self.targets:
+            if not self.force:
                 _refuse_other_weights(target, self.checkpoint)
+            elif target.gguf.exists():
+                self.may_replace(target.gguf)
         for target in self.targets:
             say(f"{target.gguf.name}: {format_bytes(target.plan.num_bytes)}, {target.plan.text()}")
         files.require_space(folder, self._needed_bytes(), "the GGUF files")
