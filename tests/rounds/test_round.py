@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -93,12 +94,21 @@ def test_a_round_measures_trains_judges_and_promotes_nothing(steps: dict, tmp_pa
     assert not (paths.roots().models / "champion.gguf").is_symlink()
 
 
-def test_what_was_carried_on_is_the_baseline(steps: dict, tmp_path: Path):
-    """An adapter that training goes on from, whatever names it, is the run's own start and not the bare base."""
+def test_what_was_carried_on_is_the_baseline(steps: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An adapter that training goes on from, whatever names it, is the run's own start and not the bare base; a round
+    that was stopped goes on from the same one, though the latest run is its own by then."""
+    latest = iter(["20261129-010203-before-0001", "20261130-161009-tuned-8cb9"])
+    monkeypatch.setattr(rounds.adapter_source, "find", lambda _: SimpleNamespace(reference=next(latest)))
+    steps["fails"]["train"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        rounds.Round(plan(tmp_path, "lora: {from: latest}\n")).run()
+    assert [arguments[0] for arguments in steps["asked"]] == ["train"]
+    steps["asked"].clear()
     document = rounds.Round(plan(tmp_path, "lora: {from: latest}\n")).run()
     names = [arguments[0] for arguments in steps["asked"]]
     assert names == ["train", "evaluate", "evaluate", "export-gguf", "serve-eval", "evaluate"]
-    assert steps["asked"][0][-1] == "checkpoint.initial=true" and document["carriedFrom"] == "latest"
+    assert steps["asked"][0][-1] == "checkpoint.initial=true"
+    assert document["carriedFrom"] == "20261129-010203-before-0001" in Path(steps["asked"][0][2]).read_text()
     assert [Path(one[1]).name for one in steps["asked"][1:3]] == ["step_000000", "step_000004"]
     assert document["baseline"]["of"].endswith("step_000000")
 

@@ -17,6 +17,7 @@ from training.core.report import make_command, utc_stamp
 from training.data import dataset as datasets
 from training.evaluation import guard, kept, lineage, page, subject, verdict
 from training.evaluation.conditions import Identity
+from training.objectives import adapter_source
 from training.recipe import kept as kept_recipe
 from training.recipe.load import Resolved
 from training.recipe.reading import Origin
@@ -220,11 +221,16 @@ def _measured(record: dict) -> dict[str, dict]:
 
 
 def _pinned(resolved: Resolved) -> Resolved:
-    """The recipe with its data set as it is now: what is prepared while the round works changes no step of it."""
-    if resolved.recipe.data.dataset is None:
-        return resolved  # training refuses it, and says what is wanted
-    reference = store.reference(datasets.resolve(resolved.recipe.data.dataset))
-    return resolved.changed({"data.dataset": reference}, Origin("what the round found"))
+    """The recipe with the data set and the carried adapter that its names mean now.
+
+    What is prepared while the round works changes no step of it, and `latest` never becomes the round's own run.
+    """
+    recipe, found = resolved.recipe, {}
+    if recipe.data.dataset is not None:  # training refuses a recipe without one, and says what is wanted
+        found["data.dataset"] = store.reference(datasets.resolve(recipe.data.dataset))
+    if recipe.lora and recipe.lora.from_:
+        found["lora.from"] = adapter_source.find(recipe.lora.from_).reference
+    return resolved.changed(found, Origin("what the round found"))
 
 
 def _root() -> Path:
