@@ -147,9 +147,10 @@ class Round:
         self._note(baseline=self._evaluate("baseline", "Measure what training starts from", reference))
 
     def _train(self) -> None:
-        arguments = ["train", "--config", str(self.folder / RECIPE), f"stop.max_hours={self.plan.hours}", "--reuse"]
+        overrides = [f"stop.max_hours={self.plan.hours}"]
         if not self._begins_at_base:
-            arguments.append("checkpoint.initial=true")
+            overrides.append("checkpoint.initial=true")
+        arguments = ["train", "--config", str(self.folder / RECIPE), *overrides, "--reuse"]
         summary = self._step("train", f"Train for at most {self.plan.hours:g} hours", arguments)
         run = Path(summary["folder"])
         losses = [one["train/loss_nats"] for one in read_events(run, "step")]
