@@ -262,3 +262,24 @@ def test_a_whole_round_survives_kills(tmp_path: Path, monkeypatch: pytest.Monkey
     assert done.returncode == (0 if judged == "better" else 4) and document["beat"] == (judged == "better")
     assert document["baseline"]["exam"]["num_questions"] == document["result"]["exam"]["num_questions"] == 6
     assert "</svg>" in (path.parent / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_round_goes_on_from_the_latest_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the commands themselves; what was carried is measured as the run's own start, and judged against."""
+    world = make_world(tmp_path, monkeypatch)
+    (world / "site").mkdir()
+    (world / "site" / "sitecustomize.py").write_text(SITE.format(file=str(bases.FILE)))
+    environment = os.environ | {"PYTHONPATH": f"{world / 'site'}:{paths.REPOSITORY}"}
+
+    def made(*arguments: str) -> dict:
+        command = [sys.executable, "-m", "training", *arguments, "--json"]
+        done = subprocess.run(command, cwd=world, env=environment, capture_output=True)
+        assert done.returncode in (0, 4), done.stderr[-3000:].decode()
+        return json.loads(done.stdout)
+
+    carried = made("train", "--config", str(world / "lora.yaml"), "stop.max_steps=4")
+    document = made("round", "--config", str(world / "lora.yaml"), "lora.from=latest", "--hours", "0.1")
+    assert (document["carriedFrom"], document["state"]) == (carried["run"], "completed")
+    assert document["baseline"]["model"]["label"].endswith("step_000000") and document["baseline"]["model"]["run"]
+    assert document["verdict"]["allowed_to_differ"] == [] and document["run"] != carried["run"]
