@@ -8,7 +8,7 @@ import pytest
 
 from tests.evaluation.conftest import write_exam
 from training.core.errors import Problems, UserError
-from training.evaluation import exam, guard, scorers
+from training.evaluation import exam, guard, scorers, thresholds
 
 GOOD = {"question": "2 + 2?", "answer": "4"}
 
@@ -113,3 +113,21 @@ def test_a_guard_set_leaves_out_what_was_trained_on(own_roots: Path):
 
     with pytest.raises(UserError, match="no guard set can be drawn"):
         guard.drawn(7, Trained())
+
+
+def test_only_passages_that_were_trained_on_are_left_out(own_roots: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a data set that holds one topic, that topic's passages go, and every other is still asked."""
+    from pydoc_data.topics import topics
+
+    class Trained:
+        splits = ["train"]
+
+        def iter_texts(self, _: str):
+            return iter(["Something else.", topics["exprlists"] + "\n\n" + topics["lambda"]])
+
+    monkeypatch.setattr(guard.thresholds, "GUARD_QUESTIONS", thresholds.Threshold(9999, "", ""))
+    whole, rest = guard.drawn(7, None), guard.drawn(7, Trained())
+    gone = {one.prompt for one in whole.questions} - {one.prompt for one in rest.questions}
+    assert gone == {one.prompt for one in whole.questions if one.group in ("exprlists", "lambda")} != set()
+    assert rest.left_out == {"in the trained data": len(gone)}
+    assert {one.prompt for one in rest.questions} < {one.prompt for one in whole.questions}

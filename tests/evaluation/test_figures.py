@@ -95,7 +95,7 @@ def test_the_temperature_undoes_what_was_multiplied():
 
 
 def answers(texts: list[str], references: list[str]) -> list[dict]:
-    return [{"text": one, "reference": other} for one, other in zip(texts, references, strict=True)]
+    return [{"text": one, "read": one, "reference": other} for one, other in zip(texts, references, strict=True)]
 
 
 def test_one_answer_to_everything_is_a_collapse():
@@ -105,3 +105,11 @@ def test_one_answer_to_everything_is_a_collapse():
     assert not sitting.collapse(answers(["4"] * 20, ["4"] * 20))["collapsed"], "where that is right"
     assert not sitting.collapse(answers(various, various))["collapsed"]
     assert not sitting.collapse(answers(["4"] * 3, various[:3]))["collapsed"], "too few to tell"
+
+
+def test_a_collapse_is_of_what_was_read_and_not_of_the_words_around_it():
+    """Twenty texts that all name one tool are one answer; twenty that cannot be read are what they say."""
+    wordy = [{"text": f'{{"tool": "read", "why": "{i}"}}', "read": "read", "reference": f"tool {i}"} for i in range(20)]
+    found = sitting.collapse(wordy)
+    assert found["collapsed"] and found["answer"] == "read"
+    assert not sitting.collapse([one | {"read": None} for one in wordy])["collapsed"]

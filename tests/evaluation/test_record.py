@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.conftest import write_exam, write_gguf
+from tests.objectives.tiny import make_chat
 from training.cli import main
-from training.core import paths
+from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
+from training.data import dataset as datasets
 from training.evaluation import conditions, kept, loading, loss, record, scorers, subject
 from training.evaluation.answering import Answerer
 from training.evaluation.conditions import Identity
 from training.evaluation.rendering import Prompts
 from training.llamacpp import tiny as tiny_gguf
 from training.recipe import bases
+from training.recipe.load import load as load_recipe
+from training.rounds import trial
 from training.runs.folder import RunFolder
 
 
@@ -94,13 +98,21 @@ def test_the_post_cutoff_split_is_the_headline(world: Path, capsys: pytest.Captu
     assert list(found["records"][0]["splits"]) == ["test_postcutoff"]
 
 
+def test_the_headline_is_first_whatever_order_was_typed(world: Path, capsys: pytest.CaptureFixture):
+    run = train(world)
+    asked = [part for split in ("train", "validation", "test", "train") for part in ("--split", split)]
+    code, found = evaluate(capsys, run.id, *asked, "--against", "tiny")
+    assert list(found["records"][0]["splits"]) == ["test", "validation", "train"]
+    assert found["judgements"][0]["headline"] == "test" and code in (0, 4)
+
+
 def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     """W32: another precision is refused, is compared by name, and is then marked so."""
     run = train(world, "qlora")
     assert evaluate(capsys, "tiny", "--exam", str(exam_file), "--precision", "fp32")[0] == 0
     assert evaluate(capsys, run.id, "--exam", str(exam_file), "--split", "test")[0] == 0
     base = next(kept.of_model(subject.find("tiny").sha256))
-    tuned = next(one for one in kept.of_model(subject.find(run.id).sha256) if one["role"] == "exam")
+    tuned = next(one for one in kept.of_model(subject.find(run.id).sha256) if "exam" in one["asked"])
     one, other = (Identity.from_json(each["identity"]) for each in (base, tuned))
     assert conditions.differences(one, other) == ["precision"]
     with pytest.raises(UserError, match="different conditions") as error:
@@ -111,12 +123,106 @@ def test_a_judgement_is_of_the_same_conditions_or_none(world: Path, exam_file: P
     assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == [], "the base is measured in nf4 too"
 
 
+def test_one_recipe_decides_on_what_and_how_every_model_is_measured(world: Path, capsys: pytest.CaptureFixture):
+    """Runs on other data, with another length, precision and attention, are measured as the first one, else as --config
+    says; each is still built as it was trained."""
+    assert main(["data-prepare", str(make_chat(world / "more.jsonl", 60)), "--name", "more"]) == 0
+    first = train(world)
+    other = train(world, "qlora", "data.dataset=more", "data.seq_len=48", "memory.attention=eager", "lora.rank=4")
+    code, found = evaluate(capsys, first.id, "--against", other.id)
+    assert code in (0, 4) and found["judgements"][0]["allowed_to_differ"] == []
+    papers = [one["identities"]["test"]["paper"] for one in (found["records"][0], found["against"])]
+    assert papers[0] == papers[1] and papers[0]["seq_len"] == 64
+    recipe = (world / "lora.yaml").read_text().replace("dataset: chat,", "dataset: more,")
+    (world / "more.yaml").write_text(recipe.replace("weights: fp32", "weights: fp32, attention: eager"))
+    code, found = evaluate(capsys, first.id, "tiny", "--against", other.id, "--config", str(world / "more.yaml"))
+    assert code in (0, 4), found
+    asked = [one["identities"]["test"] for one in (*found["records"], found["against"])]
+    assert {one["paper"]["dataset"] for one in asked} == {datasets.load(datasets.resolve("more")).hash}
+    assert {one["conditions"]["attention"] for one in asked} == {"eager"}
+    assert {one["conditions"]["precision"] for one in asked} == {"fp32"}
+    again = record.Evaluation(subject.find("tiny"), record.Request(recipe=load_recipe(world / "more.yaml").recipe))
+    assert again.loaded.model.config._attn_implementation == "eager", "a base too is loaded so"
+    code, found = evaluate(capsys, other.id, "--against", train(world, "full").id)
+    assert code in (0, 4), found
+    assert {
+        one["identities"]["test"]["conditions"]["precision"] for one in (found["records"][0], found["against"])
+    } == {"nf4"}
+
+
+def test_the_start_of_a_run_that_goes_on_from_another_scores_as_the_other(world: Path):
+    """What a round takes as the baseline of a carried adapter."""
+    source = train(world)
+    run = train(world, "lora", f"lora.from={source.id}/latest", "checkpoint.initial=true", "stop.max_steps=2")
+    found = [
+        record.Evaluation(subject.find(str(folder)), record.Request()).run()["test"]["score"]["loss_nats"]
+        for folder in (source.step_folder(source.steps()[-1]), run.step_folder(0))
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
 def test_each_of_several_models_has_its_own_judgement(world: Path, exam_file: Path, capsys: pytest.CaptureFixture):
     run = train(world)
     main(["evaluate", "tiny", run.id, "--exam", str(exam_file), "--against", "tiny"])
     block = capsys.readouterr().err
     for label in ("tiny", subject.find(run.id).label):
         assert f"\n{label}: judged " in block and f"\n{label}: exam difference " in block
+
+
+def test_the_day_that_a_template_is_told_is_part_of_the_identity(world: Path, exam_file: Path):
+    """The same question reads otherwise on another day; where none is told, what was kept before is still found."""
+    found, identities = subject.find("tiny"), []
+    for date in (None, "2026-01-01", "2026-01-02"):
+        recipe = load_recipe(world / "lora.yaml", [f"data.template_date={date}"] if date else []).recipe
+        request = record.Request(exam=str(exam_file), recipe=recipe)
+        identities.append(record.Evaluation(found, request).planned["exam"].identity)
+    assert len({one.sha256 for one in identities}) == 3
+    assert conditions.differences(identities[1], identities[2]) == ["template"]
+    assert identities[0].conditions["template"] == files.sha256_json(found.tokenizer.chat_template)
+
+
+def test_candidates_whose_scores_would_not_compare_are_refused_before_any_is_measured(
+    world: Path, exam_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file among folders, and a run whose recipe draws other questions; one that is not there is passed over."""
+    gguf, run = write_gguf("bare"), train(world, "lora", "seeds.eval=9")
+
+    def not_yet(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(trial, "run_step", not_yet)
+    with pytest.raises(UserError, match="different conditions") as error:
+        trial.run(["tiny", "gone", str(gguf)], str(exam_file), None, "fp32")
+    assert "runtime: llama.cpp" in error.value.found and error.value.next_command.startswith("make trial with")
+    with pytest.raises(UserError, match="not measured on the same records"):
+        trial.run(["tiny", run.id], str(exam_file), 5, "fp32")
+    with pytest.raises(AssertionError, match="something was measured"):
+        trial.run(["tiny", run.id], str(exam_file), None, "fp32")  # all questions, so nothing is drawn
+
+
+def test_a_drawn_guard_set_leaves_out_what_a_gguf_was_trained_on(world: Path, capsys: pytest.CaptureFixture):
+    """By its manifest, where no recipe is named; whoever it is compared with is asked the same, and so is the next."""
+    from pydoc_data.topics import topics
+
+    lines = [json.dumps({"text": text, "group": name, "split": "train"}) for name, text in sorted(topics.items())[:40]]
+    (world / "topics.jsonl").write_text("\n".join([*lines, *(world / "records.jsonl").read_text().splitlines()]) + "\n")
+    assert main(["data-prepare", str(world / "topics.jsonl"), "--name", "topics"]) == 0
+    data = datasets.load(datasets.resolve("topics"))
+    tuned, bare = write_gguf("tuned"), write_gguf("bare")
+    manifest = {**files.file_record(tuned), "quant_type": "F32", "dataset": {"name": "topics", "hash": data.hash}}
+    files.write_json(paths.gguf_manifest(tuned), manifest)
+
+    def asked(reference: str, *models: Path) -> list:
+        subjects = [subject.find(str(one)) for one in models]
+        request = record.settled(record.Request(guard=reference), subjects)
+        return [record.Evaluation(one, request).planned["guard"] for one in subjects]
+
+    one, other = asked("drawn", bare, tuned)
+    assert one.identity.paper == other.identity.paper and one.reference == f"drawn:{data.reference}"
+    [alone] = asked("drawn", bare)
+    assert alone.reference == "drawn" and alone.identity.paper != one.identity.paper
+    [again] = asked(one.reference, bare)
+    assert again.identity == one.identity, "the reference that is kept asks for the very same paper"
 
 
 def test_two_papers_are_never_compared(world: Path, exam_file: Path):
@@ -174,7 +280,7 @@ def test_answers_do_not_depend_on_their_batch(world: Path):
     import torch
 
     found = subject.find("tiny")
-    loaded = loading.load(found, "fp32")
+    loaded = loading.load(found, "fp32", "sdpa")
     prompts = Prompts(found.tokenizer)
     ids = [found.tokenizer.encode(text) for text in ("f1", "def f2(x): return", "number 17", "x * 3 + 1\n", "f9(x)")]
     answerer = Answerer(loaded, prompts.stop_ids, 10)
@@ -195,7 +301,7 @@ def test_log_probabilities_of_options_are_those_of_the_training_loss(world: Path
     from training.objectives.loss import trained_nats
 
     found = subject.find("tiny")
-    loaded = loading.load(found, "fp32")
+    loaded = loading.load(found, "fp32", "sdpa")
     prompt, options = [5, 9, 11, 40], [[7], [8, 9, 10], [12, 13]]
     nats = Answerer(loaded, frozenset(), 1).logprobs(prompt, options)
     for option, value in zip(options, nats, strict=True):
@@ -260,7 +366,8 @@ def test_what_goes_wrong_in_a_measurement_is_told_or_counts_as_wrong(
         {name: one * float("nan") for name, one in weights.items()}, broken / "model.safetensors", {"format": "pt"}
     )
     choice = write_exam(tmp_path / "c.jsonl", [{"question": "f", "answer": "a", "options": ["a", "b"]}])
-    for asked in (["--config", str(world / "lora.yaml"), "--split", "test"], ["--exam", str(choice)]):
+    split = ["--config", str(world / "lora.yaml"), "--split", "test"]
+    for asked in (split, ["--exam", str(choice)], ["--exam", str(exam_file)]):
         code, found = evaluate(capsys, str(broken), *asked)
         assert code == 4 and "diverged" in json.dumps(found), found
     assert not list(kept.folder().glob("*.json"))

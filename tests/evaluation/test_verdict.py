@@ -113,6 +113,15 @@ def test_what_was_allowed_to_differ_is_marked():
     assert verdict.judge(before, after, {"precision"}).marked == ("precision",)
 
 
+def test_of_conditions_with_parts_those_that_differ_are_shown():
+    """Both sides printed whole and cut off would read the same."""
+    server = {"note": "x" * 80, "ctx_size": 256}
+    with pytest.raises(UserError) as error:
+        verdict.judge({"exam": answers(1, server=server)}, {"exam": answers(1, server=server | {"ctx_size": 512})})
+    assert (error.value.found, error.value.expected) == ("server: ctx_size 512", "server: ctx_size 256")
+    assert "--allow server" in error.value.next_command
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(UserError, match="no measurement in common"):
         verdict.judge({"exam": answers(1)}, {"test": rows([1.0])})

@@ -146,6 +146,23 @@ def test_other_bytes_in_the_way_are_refused_unless_forced(make_folder):
     assert manifest.verify(first.gguf) == second.manifest != first.manifest
 
 
+def test_what_may_not_be_replaced_is_not_forced_either(make_folder):
+    """Asked before any work, of a file that would really be replaced: the same inputs, or a new file, are no matter."""
+    asked = []
+
+    def never(path: Path) -> None:
+        asked.append(path)
+        raise UserError("the file cannot be replaced")
+
+    folder, other = make_folder("one"), make_folder("two", weights=random_weights(seed=2))
+    [first] = _export(folder, "F16", force=True, may_replace=never)
+    assert _export(folder, "F16", "Q8_0", force=True, may_replace=never)[0].reused and asked == []
+    _Proof.runs.clear()
+    with pytest.raises(UserError, match="cannot be replaced"):
+        _export(other, "F16", force=True, may_replace=never)
+    assert asked == [first.gguf] and not _Proof.runs and manifest.verify(first.gguf) == first.manifest
+
+
 def test_a_disk_that_is_full_at_the_end_changes_nothing(make_folder, monkeypatch: pytest.MonkeyPatch):
     """The last file to be written is the manifest; what was there before is whole until it is on the disk."""
     [first] = _export(make_folder("one"), "F16")

@@ -40,6 +40,11 @@ def test_a_base_learns_the_task_and_a_bad_run_is_refused(monkeypatch: pytest.Mon
     assert data["report"]["exit_code"] == 0
     test = next(one for one in good["verdict"]["comparisons"] if one["role"] == "test")
     assert test["improvement"] > 0 and test["p_value"] <= 0.05, test
+    assert (good["report"]["exit_code"], good["verdict"]["verdict"], good["beat"]) == (4, "same", False)
+    assert "exam: 4 questions are too few" in " ".join(good["verdict"]["reasons"]), "and so the round says no win"
+    by_loss = run(f'make evaluate CHECKPOINT={good["adapter"]} ARGS="--against smollm2-135m-instruct"')
+    assert (by_loss["report"]["exit_code"], by_loss["judgements"][0]["verdict"]) == (0, "better")
+    assert by_loss["records"][0]["reused"] and by_loss["against"]["reused"], "the round's own measurements"
     assert good["state"] == bad["state"] == "completed" and (good["model"] or good["notes"])
     assert (bad["report"]["exit_code"], bad["verdict"]["verdict"], bad["beat"]) == (4, "same", False)
     assert bad["adapter"].endswith("step_000000"), "no step was better than the untrained model"

@@ -87,7 +87,11 @@ def _night(world: Path) -> None:
     make("evaluate", papers, f"--exam {world / 'exam.jsonl'}", CHECKPOINT=bad["model"])
     code, refused = make("promote", MODEL=bad["model"])
     assert code == 4 and "not a win: worse" in json.dumps(refused), refused
-    assert champion.link().resolve().name == "tuned-Q8_0.gguf" and len(history.read()) == 2
+    assert (
+        f"/{champion.link().resolve().name}" in good["model"]
+        and bad["model"] != good["model"]
+        and len(history.read()) == 2
+    )
 
     assert make("rollback")[0] == 0 and champion.link().resolve().name == "before-Q8_0.gguf"
     assert [entry["kind"] for entry in history.read()] == ["first", "promote", "rollback"]

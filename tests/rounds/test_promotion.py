@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.export.tiny_checkpoint import train_tokenizer, write_model
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, MachineError, RunError, UserError
@@ -38,7 +39,9 @@ def make_model(name: str, seed: int, **changes: object) -> Path:
     return path
 
 
-def measured(path: Path, right: int, *, role: str = "exam", paper: dict = PAPER, said: str | None = None) -> None:
+def measured(
+    path: Path, right: int, *, role: str = "exam", paper: dict = PAPER, said: str | None = None, **under: object
+) -> None:
     """Keep a measurement of a file: so many right answers, the first ones."""
     answers = [
         {"id": str(i), "question": f"{i}?", "reference": str(i), "text": said or str(i), "read": said or str(i),
@@ -47,8 +50,8 @@ def measured(path: Path, right: int, *, role: str = "exam", paper: dict = PAPER,
     ]  # fmt: skip
     collapse = {"collapsed": said is not None, "answer": said or "", "share": 1.0, "reference_share": 0.1}
     score = {"agreement": right / QUESTIONS, "collapse": collapse}
-    identity = Identity({"sha256": files.sha256_file(path), "base_sha256": None}, paper, CONDITIONS)
-    kept.write(identity, {"role": role, "reference": "sums.jsonl", "score": score, "answers": answers})
+    identity = Identity({"sha256": files.sha256_file(path), "base_sha256": None}, paper, CONDITIONS | under)
+    kept.write(identity, {"score": score, "answers": answers}, role, "sums.jsonl")
 
 
 @pytest.fixture
@@ -123,7 +126,32 @@ def test_the_first_champion_is_judged_on_the_exam_and_the_guard_set_of_the_last_
         promotion.promote(str(better), lambda *arguments: asked.append(arguments))
     assert asked == [(served, ["--exam", "sums.jsonl", "--questions", str(QUESTIONS), "--guard", "sums.jsonl"])]
     promotion.promote(str(better), lambda *_: measured(served, 50, role="guard", paper=guard))
-    assert history.read()[0]["papers"] == [PAPER, guard]
+    assert history.read()[0]["papers"] == {"exam": PAPER, "guard": guard}
+
+
+def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(
+    served: Path, tmp_path: Path, real_converter: Path, capsys: pytest.CaptureFixture
+):
+    """The link would serve other bytes, and rollback would find them: refused before anything is converted."""
+    better, best = make_model("better", 2), make_model("best", 3)
+    measured(better, 40)
+    promote(better)
+    measured(best, 58)
+    promote(best)
+    folder = write_model(tmp_path / "folder")
+    train_tokenizer(folder)
+    with pytest.raises(UserError, match="it is the champion") as error:
+        champion.require_replaceable(best)
+    assert error.value.next_command == "the same command with another --name in ARGS"
+    for name, kept_file in (("best", best), ("better", better)):
+        before = kept_file.read_bytes()
+        assert main(["export-gguf", str(folder), "--name", name, "--quant", "F32", "--force"]) == 2
+        assert "the file cannot be replaced" in capsys.readouterr().err
+        assert kept_file.read_bytes() == before
+    champion.require_replaceable(served)
+    promotion.rollback()
+    with pytest.raises(UserError, match="what rollback returns to"):
+        champion.require_replaceable(served)
 
 
 def test_everything_but_a_win_is_refused(served: Path):
@@ -146,6 +174,38 @@ def test_everything_but_a_win_is_refused(served: Path):
     assert history.read() == [] and not champion.link().is_symlink()
 
 
+def test_each_paper_is_judged_in_the_role_that_the_champion_was_judged_in(served: Path):
+    """A contender's exam that was asked for as a guard set since is still an exam, and a guard set decides nothing."""
+    better, other = make_model("better", 2), make_model("other", 3)
+    for path, right in ((served, 50), (better, 50), (other, 10)):
+        measured(path, right, role="guard", paper=GUARD)
+    measured(better, 40)
+    promote(better)
+    measured(other, 58)
+    measured(other, 58, role="guard")  # --exam GUARD --guard PAPER: each is now both
+    measured(other, 10, paper=GUARD)
+    [kept_one] = [one for one in kept.of_model(files.sha256_file(other)) if one["identity"]["paper"] == PAPER]
+    assert set(kept_one["asked"]) == {"exam", "guard"}
+    with pytest.raises(RunError, match="not a win: forgot"):
+        promote(other)
+    swapped = make_model("swapped", 4)
+    measured(swapped, 58, role="guard")
+    measured(swapped, 50, paper=GUARD)
+    found = promote(swapped)["judgement"]
+    assert {one.role: one.after for one in found.comparisons} == {"exam": 58 / 60, "guard": 50 / 60}
+
+
+def test_the_first_champion_is_judged_on_what_was_asked_for_last(served: Path):
+    """The exam of the last command, and never the same paper as both."""
+    better = make_model("better", 2)
+    measured(better, 40)
+    measured(better, 50, paper=GUARD)
+    measured(better, 40, role="guard")
+    measured(served, 20, paper=GUARD)
+    promote(better)
+    assert history.read()[0]["papers"] == {"exam": GUARD, "guard": PAPER}
+
+
 def test_other_data_than_the_champion_was_judged_on_is_refused(served: Path):
     better, other = make_model("better", 2), make_model("other", 3)
     measured(better, 40)
@@ -153,6 +213,25 @@ def test_other_data_than_the_champion_was_judged_on_is_refused(served: Path):
     measured(other, 60, paper={**PAPER, "sha256": "8" * 64})
     with pytest.raises(UserError, match="other data than the champion"):
         promote(other)
+
+
+@pytest.mark.parametrize(
+    ("under", "words", "command"),
+    [
+        ({"quant_type": "Q4_K_M"}, "quant_type: Q4_K_M", "make export-gguf CHECKPOINT=latest ARGS='--quant Q8_0"),
+        ({"server": {"ctx_size": 512}}, "server: ctx_size 512", "make evaluate CHECKPOINT=/app/models/trained/other/"),
+    ],
+)
+def test_a_contender_under_other_conditions_is_refused(served: Path, under: dict, words: str, command: str):
+    """However well it did; the advice is a command that brings it under the champion's conditions."""
+    better, other = make_model("better", 2), make_model("other", 3)
+    measured(better, 40)
+    promote(better)
+    measured(other, 60, **under)
+    with pytest.raises(UserError, match="different conditions") as error:
+        promote(other)
+    assert error.value.found == words and error.value.next_command.startswith(command)
+    assert "--allow" not in error.value.next_command and len(history.read()) == 2
 
 
 def test_a_file_that_is_not_proved_or_not_whole_is_refused(served: Path):

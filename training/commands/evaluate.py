@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--guard", metavar="EXAM", help="general questions that show what was forgotten, or `drawn`")
     add("--against", metavar="MODEL", help="judge the models against this one, under the same conditions")
     add("--allow", default="", metavar="NAME,...", help="conditions that may differ, by name; it is then said so")
-    add("--config", metavar="FILE", help="the recipe on whose data models are measured that no recipe trained")
+    add(
+        "--config",
+        metavar="FILE",
+        help="the recipe whose data, precision and attention count (default: the first checkpoint's)",
+    )
     add("--precision", choices=("fp32", "bf16", "fp16", "nf4"), help="of the weights (default: the recipe's)")
     add("--report", type=Path, metavar="FILE.html", help="write the comparison as a page, and as text beside it")
 
@@ -77,9 +81,9 @@ def _planned(args: argparse.Namespace) -> tuple[list, object | None]:
     subjects = [subject.find(reference) for reference in [*args.models, *([args.against] if args.against else [])]]
     request = record.Request(
         tuple(args.split or ()), args.exam, args.guard, args.questions,
-        load(Path(args.config)).recipe if args.config else record.recipe_of(subjects), args.config, args.precision,
+        load(Path(args.config)).recipe if args.config else None, args.config, args.precision,
     )  # fmt: skip
-    evaluations = [record.Evaluation(one, request) for one in subjects]
+    evaluations = [record.Evaluation(one, record.settled(request, subjects)) for one in subjects]
     identities = [{role: one.identity for role, one in each.planned.items()} for each in evaluations]
     if not args.against:
         return evaluations, None

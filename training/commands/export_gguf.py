@@ -40,6 +40,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.export import checkpoint as checkpoints
     from training.export import export
     from training.llamacpp import source
+    from training.rounds import champion
 
     _refuse_what_has_no_effect(args)
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, args.tokenizer, args.base)
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     settings = {"name": name, "weighed": args.importance, "fallback": not args.no_fallback, "llama_cpp": chosen}
     if args.dry_run:
         return _previewed(report, export.preview(checkpoint, quants, **settings))
-    outputs = export.export(checkpoint, quants, force=args.force, **settings)
+    outputs = export.export(
+        checkpoint, quants, force=args.force, may_replace=champion.require_replaceable, **settings
+    )  # fmt: skip
     document = _exported(report, outputs)
     _sign_and_register(args, report, outputs)
     return document

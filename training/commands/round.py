@@ -47,17 +47,18 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("page", f"{night.folder / rounds.PAGE}, and as text beside it")
     for note in document["notes"]:
         report.add("note", note)
-    report.add("next", _next(document, args.exam))
+    report.add("next", _next(night, args.exam))
     if not night.judgement.is_win:
         report.fail(f"NOT A WIN: {night.judgement.verdict}", RunError.exit_code)
     return document
 
 
-def _next(document: dict, exam: str | None) -> str:
+def _next(night, exam: str | None) -> str:
+    document = night.document
     if not document["beat"]:
         return "make runs"
     if document["model"] is None:
-        return make_command("export-gguf", CHECKPOINT=document["run"])
+        return make_command("export-gguf", "--name", night.export_name, CHECKPOINT=document["run"])
     if document["served"] is None:
         return make_command("evaluate", "--exam", exam or "my-exam.jsonl", CHECKPOINT=document["model"])
     return make_command("promote", MODEL=document["model"])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from training.core.errors import RunError
 from training.evaluation.loading import Loaded
 
 _PROMPTS_AT_ONCE = 16
@@ -32,7 +33,8 @@ class Answerer:
     def answers(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Yield each prompt's number and the ids of its answer, batch by batch, the shortest prompts first.
 
-        A prompt that leaves no room in the model's context has no answer.
+        A prompt that leaves no room in the model's context has no answer. Raises RunError where the model gives no
+        numbers.
         """
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
         for number in [number for number in order if len(prompts[number]) >= self.context_tokens]:
@@ -62,7 +64,11 @@ class Answerer:
         alive, cache, positions_BT = list(range(len(prompts))), _new_cache(), (mask_BT.cumsum(1) - 1).clamp(min=0)
         for _ in range(most):
             logits_BV = self._last_logits(ids_BT, mask_BT, positions_BT, cache)
-            chosen = logits_BV.argmax(-1).tolist()
+            highest_B, chosen_B = logits_BV.max(-1)
+            if not torch.isfinite(highest_B).all():
+                raise RunError("the model gives no probabilities", where="the next token of an answer",
+                               found=highest_B.tolist(), expected="numbers; its weights have diverged")  # fmt: skip
+            chosen = chosen_B.tolist()
             going = [place for place, token in enumerate(chosen) if token not in self.stop_ids]
             for place in going:
                 answers[alive[place]].append(chosen[place])

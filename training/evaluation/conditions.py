@@ -6,7 +6,7 @@ measurements compare where paper and conditions are equal. What differs is refus
 then stands in the comparison.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from training.core import files
@@ -15,7 +15,13 @@ from training.core.errors import UserError
 VERSION = 1
 """Of the way that scores are computed; part of every identity."""
 NAMES = ("tokenizer", "template", "precision", "attention", "runtime", "quant_type", "server")
-_SHOWN = 60
+Advice = Callable[[str], str]
+"""The next command where conditions differ, made of their names, `precision,server`."""
+
+
+def with_allow(names: str) -> str:
+    """The advice of a command that has --allow."""
+    return f"the same command with --allow {names} compares them all the same, and says so"
 
 
 @dataclass(frozen=True)
@@ -38,23 +44,24 @@ class Identity:
         return cls(values["model"], values["paper"], values["conditions"])
 
 
-def pytorch(tokenizer, precision: str, attention: str, device: str) -> dict:
-    """The conditions of a measurement in PyTorch."""
-    return _of_tokenizer(tokenizer) | {
+def pytorch(tokenizer, date: str | None, precision: str, attention: str, device: str) -> dict:
+    """The conditions of a measurement in PyTorch; `date` is what a template that asks for the day is told."""
+    return _of_tokenizer(tokenizer, date) | {
         "runtime": "pytorch", "precision": precision, "attention": attention, "quant_type": None,
         "server": {"device": device},
     }  # fmt: skip
 
 
-def served(tokenizer, quant_type: str, server: dict) -> dict:
+def served(tokenizer, date: str | None, quant_type: str, server: dict) -> dict:
     """The conditions of a measurement through a server of a GGUF file."""
-    return _of_tokenizer(tokenizer) | {
+    return _of_tokenizer(tokenizer, date) | {
         "runtime": "llama.cpp", "precision": None, "attention": None, "quant_type": quant_type, "server": server
     }  # fmt: skip
 
 
-def _of_tokenizer(tokenizer) -> dict:
-    return {"tokenizer": tokenizer.hash, "template": files.sha256_json(tokenizer.chat_template)}
+def _of_tokenizer(tokenizer, date: str | None) -> dict:
+    template = tokenizer.chat_template if date is None else [tokenizer.chat_template, date]
+    return {"tokenizer": tokenizer.hash, "template": files.sha256_json(template)}
 
 
 def differences(one: Identity, other: Identity) -> list[str]:
@@ -63,7 +70,9 @@ def differences(one: Identity, other: Identity) -> list[str]:
     return found + [name for name in NAMES if one.conditions.get(name) != other.conditions.get(name)]
 
 
-def require_comparable(one: Identity, other: Identity, allowed: Collection[str] = ()) -> list[str]:
+def require_comparable(
+    one: Identity, other: Identity, allowed: Collection[str] = (), advice: Advice = with_allow
+) -> list[str]:
     """Return what differs and is allowed by name. Raises UserError where anything else differs, or the paper does."""
     differing = differences(one, other)
     if "paper" in differing:
@@ -75,16 +84,19 @@ def require_comparable(one: Identity, other: Identity, allowed: Collection[str] 
     if refused:
         raise UserError(
             "the two were measured under different conditions",
-            found="; ".join(f"{name}: {_shown(other, name)}" for name in refused),
-            expected="; ".join(f"{name}: {_shown(one, name)}" for name in refused),
-            next_command=f"the same command with --allow {','.join(differing)} compares them all the same, and says so",
+            found="; ".join(f"{name}: {_shown(other, one, name)}" for name in refused),
+            expected="; ".join(f"{name}: {_shown(one, other, name)}" for name in refused),
+            next_command=advice(",".join(differing)),
         )  # fmt: skip
     return differing
 
 
-def _shown(identity: Identity, name: str) -> str:
-    text = str(identity.conditions.get(name))
-    return files.short(text) if len(text) == 64 else text[:_SHOWN]
+def _shown(identity: Identity, beside: Identity, name: str) -> str:
+    """A condition for people; of one that has parts, those that are not the same beside it."""
+    value, other = identity.conditions.get(name), beside.conditions.get(name)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return ", ".join(f"{key} {value.get(key)}" for key in value | other if value.get(key) != other.get(key))
+    return files.short(value) if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 def _told(paper: dict) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core import store
 from training.core.errors import UserError
 from training.data import dataset as datasets
 from training.data.settings import SPLITS
@@ -22,11 +23,24 @@ _FEWEST, _PROMPT, _OPTION = 90, 320, 110
 _OPTIONS = 4
 
 
-def open_guard(reference: str, seed: int, trained: datasets.Dataset | None) -> exam.Exam:
+def is_drawn(reference: str) -> bool:
+    """Whether a reference is `drawn`, or `drawn:name@hash`, which leaves out what stands in that data set."""
+    return reference == DRAWN or (reference.startswith(f"{DRAWN}:") and "@" in reference)
+
+
+def leaving_out(reference: str, trained: str | None) -> str:
+    """The reference that asks for the very same guard set again: a bare `drawn` with the data that it leaves out."""
+    if reference != DRAWN or trained is None:
+        return reference
+    return f"{DRAWN}:{store.reference(datasets.resolve(trained))}"
+
+
+def open_guard(reference: str, seed: int) -> exam.Exam:
     """The guard set of `drawn`, an exam's folder or file, or `name@hash:split` of a data set with answers."""
-    if reference == DRAWN:
-        return drawn(seed, trained)
-    return open_exam(reference)
+    if not is_drawn(reference):
+        return open_exam(reference)
+    trained = reference.partition(":")[2]
+    return drawn(seed, datasets.load(datasets.resolve(trained)) if trained else None)
 
 
 def open_exam(reference: str) -> exam.Exam:

@@ -1,10 +1,12 @@
 """Measurements kept by identity, `$DATA_ROOT/training/evaluations/<hash>.json`: none is made twice.
 
-One file is one measurement of one model on one paper. A file that is damaged counts as none. What an unfinished one
+One file is one measurement of one model on one paper, with every role that it was asked for in (`asked`): an exam, or a
+guard set beside another exam. A file that is damaged, or of another schema, counts as none. What an unfinished one
 has so far lies in `<hash>.partial.jsonl` and is gone on with.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from training.core import files, paths
 from training.core.errors import IntegrityError
 from training.evaluation.conditions import Identity
 
-KIND = "measurement"
+KIND, SCHEMA = "measurement", 2
 EXAM, GUARD = "exam", "guard"
 """The roles of measurements that are no split's."""
 
@@ -37,19 +39,27 @@ def read(path: Path) -> dict | None:
         found = files.read_json(path)
     except IntegrityError:
         return None
-    return found if found.get("kind") == KIND and files.is_sealed(found) else None
+    is_one = (found.get("kind"), found.get("schema")) == (KIND, SCHEMA)
+    return found if is_one and files.is_sealed(found) else None
 
 
-def write(identity: Identity, body: dict) -> dict:
-    """Keep a finished measurement, with a hash over itself, and forget its unfinished part."""
-    document = files.sealed({**body, "schema": 1, "kind": KIND, "identity": identity.to_json()})
+def write(identity: Identity, body: dict, role: str, reference: str | None = None, config: str | None = None) -> dict:
+    """Keep a finished measurement, with a hash over itself, and forget its unfinished part.
+
+    The role that it was asked for in now, and by which references, is kept beside those of before.
+    """
+    before = (find(identity) or {}).get("asked", {})
+    now = {role: {"reference": reference, "config": config, "when_ns": time.time_ns()}}
+    document = files.sealed(
+        {**body, "schema": SCHEMA, "kind": KIND, "identity": identity.to_json(), "asked": before | now}
+    )
     files.write_json(path_of(identity), document)
     partial_path(identity).unlink(missing_ok=True)
     return document
 
 
 def of_model(sha256: str) -> Iterator[dict]:
-    """Every measurement of the model whose weights have this hash, the newest last."""
+    """Every measurement of the model whose weights have this hash, the one that was asked for last at the end."""
     found = sorted(folder().glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     for path in found:
         document = read(path)

@@ -1,7 +1,7 @@
 """A subject as a model in PyTorch: a checkpoint through its method, so that every way of training is measured as such.
 
-Owns the precision: a checkpoint's is its recipe's (a score in another one is another score), a base's the one it is
-compared under.
+The precision and the attention are the measurement's, the same for a checkpoint and what it is compared with; a
+checkpoint's own recipe says how its model is built.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +11,8 @@ import torch
 from training.engine import device
 from training.evaluation.subject import CHECKPOINT, Subject
 from training.objectives import registry
+from training.objectives.trainee import Trainee
 from training.recipe.model import Recipe
-
-ATTENTION = "sdpa"
 
 
 @dataclass(frozen=True)
@@ -31,41 +30,53 @@ def default_precision(recipe: Recipe | None) -> str:
     return "bf16" if torch.cuda.is_available() else "fp32"
 
 
-def attention_of(subject: Subject) -> str:
-    return subject.resolved.recipe.memory.attention if subject.resolved else ATTENTION
+def default_attention(recipe: Recipe | None) -> str:
+    """The recipe's where there is one, else sdpa."""
+    return recipe.memory.attention if recipe is not None else "sdpa"
 
 
-def load(subject: Subject, precision: str) -> Loaded:
-    """Load a checkpoint's or a folder's weights in a precision. Raises MachineError where this machine cannot."""
+def load(subject: Subject, precision: str, attention: str) -> Loaded:
+    """Load a checkpoint's or a folder's weights so. Raises MachineError where this machine cannot."""
     where = device.resolve(precision)
     device.use_cores()
     build = _checkpoint if subject.form == CHECKPOINT else _folder
-    model = build(subject, precision, where)
+    model = build(subject, precision, attention, where)
     model.requires_grad_(False).eval()
     return Loaded(model, where.torch_device)
 
 
-def _checkpoint(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
+def _checkpoint(subject: Subject, precision: str, attention: str, where: device.Device) -> torch.nn.Module:
     recipe = subject.resolved.recipe
-    recipe = replace(recipe, memory=replace(recipe.memory, weights=precision, gradient_checkpointing=False))
+    is_packed_after = (
+        precision == "nf4" and (subject.path / Trainee.weights_file).is_file()
+    )  # whole weights, no adapter on a base
+    weights = recipe.memory.weights if is_packed_after else precision
+    memory = replace(recipe.memory, weights=weights, attention=attention, gradient_checkpointing=False)
+    recipe = replace(recipe, memory=memory)
     trainee = registry.of(recipe.method).build(recipe, subject.tokenizer, where.torch_device, where.dtype)
     trainee.load(subject.path)
+    if is_packed_after:
+        _pack(trainee.model, where)
     return trainee.model
 
 
-def _folder(subject: Subject, precision: str, where: device.Device) -> torch.nn.Module:
+def _pack(model: torch.nn.Module, where: device.Device) -> None:
+    from training.objectives import nf4
+
+    nf4.pack(model, where.torch_device, where.dtype)
+
+
+def _folder(subject: Subject, precision: str, attention: str, where: device.Device) -> torch.nn.Module:
     import transformers
 
     from training.objectives import base
 
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        subject.path, dtype=where.dtype, attn_implementation=ATTENTION, local_files_only=True, use_safetensors=True
+        subject.path, dtype=where.dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
     )
     if precision == "nf4":
-        from training.objectives import nf4
-
-        nf4.pack(model, where.torch_device, where.dtype)
+        _pack(model, where)
     model.to(where.torch_device)
     base.look(model, packs=False)
     return model

@@ -7,13 +7,14 @@ first measurement needs it.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from training.core import files
 from training.core.errors import UserError
 from training.data import dataset as datasets
+from training.data.settings import SPLITS
 from training.engine.inputs import Inputs
 from training.evaluation import conditions, guard, kept, loading, loss, served, sitting, thresholds
 from training.evaluation.answering import Answerer
@@ -32,9 +33,9 @@ class Request:
 
     Args:
         splits: of the data set; empty for the headline alone.
-        exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn`; None for none.
+        exam, guard: an exam's path, `name@hash:split`, for the guard also `drawn` (`guard.is_drawn`); None for none.
         num_questions: the most questions of the exam; None for the document's number.
-        recipe: of whose data, where the model itself was not trained by one.
+        recipe: whose data, precision and attention are every model's; None for the model's own.
         config: the recipe's file, where one was named.
         precision: of the weights; None for what the recipe says.
     """
@@ -67,9 +68,10 @@ class Evaluation:
     """The measuring of one model."""
 
     def __init__(self, subject: Subject, request: Request):
-        self.subject, self.request = subject, request
-        self.recipe = subject.resolved.recipe if subject.resolved else request.recipe
+        self.subject, self.request = subject, settled(request, [subject])
+        self.recipe = self.request.recipe
         self.precision = request.precision or loading.default_precision(self.recipe)
+        self.attention = loading.default_attention(self.recipe)
 
     def run(self) -> dict[str, dict]:
         """Measure what is asked for and return the measurements by their role: a split's name, `exam`, `guard`."""
@@ -85,7 +87,7 @@ class Evaluation:
         if self.request.exam:
             found[EXAM] = self._exam(EXAM, self.exam, self.request.exam)
         if self.request.guard:
-            paper = guard.open_guard(self.request.guard, self._seed, self._trained)
+            paper = guard.open_guard(self.request.guard, self._seed)
             found[GUARD] = self._exam(GUARD, paper, self.request.guard)
         if not found:
             raise UserError(
@@ -103,6 +105,11 @@ class Evaluation:
     @property
     def _seed(self) -> int:
         return self.recipe.seeds.eval if self.recipe else int(thresholds.BOOTSTRAP_SEED.value)
+
+    @property
+    def _date(self) -> str | None:
+        """What a template that asks for the day is told."""
+        return self.recipe.data.template_date if self.recipe else None
 
     def _num_questions(self) -> int:
         import torch
@@ -124,20 +131,15 @@ class Evaluation:
                     next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
                 )  # fmt: skip
             return ()
-        if self.request.splits:
-            return self.request.splits
+        if self.request.splits:  # the headline is first whatever order was typed, the train split last
+            order = (*thresholds.HEADLINE_SPLITS, *SPLITS)
+            return tuple(sorted(set(self.request.splits), key=order.index))
         there = [split for split in thresholds.HEADLINE_SPLITS if split in self._dataset.splits]
         return tuple(there[:1])
 
     @cached_property
     def _dataset(self) -> datasets.Dataset:
-        named = self.subject.origin.get("dataset") if self.subject.form == CHECKPOINT else None
-        reference = f"{named['name']}@{files.short(named['hash'])}" if named else self.recipe.data.dataset
-        return datasets.load(datasets.resolve(reference))
-
-    @property
-    def _trained(self) -> datasets.Dataset | None:
-        return self._dataset if self.recipe is not None and self.recipe.data.dataset else None
+        return datasets.load(datasets.resolve(self.recipe.data.dataset))
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -166,11 +168,11 @@ class Evaluation:
     # ---- exams
 
     def _exam(self, role: str, paper: Exam, reference: str) -> Planned:
-        prompts = Prompts(self.subject.tokenizer, self.recipe.data.template_date if self.recipe else None)
+        prompts = Prompts(self.subject.tokenizer, self._date)
         asked, most = prompts.asked(paper.questions), paper.max_answer_tokens
         if self.subject.form == GGUF:
             server = served.arguments(self.subject, max(one.num_tokens for one in asked), most)
-            under = conditions.served(self.subject.tokenizer, self.subject.quant_type, server)
+            under = conditions.served(self.subject.tokenizer, self._date, self.subject.quant_type, server)
             answering = partial(served.answering, self.subject, server, prompts, asked, most)
         else:
             under, answering = self._pytorch(), partial(self._answering, prompts, most)
@@ -191,27 +193,19 @@ class Evaluation:
     def _pytorch(self) -> dict:
         import torch
 
-        attention = loading.attention_of(self.subject)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        return conditions.pytorch(self.subject.tokenizer, self.precision, attention, kind)
+        return conditions.pytorch(self.subject.tokenizer, self._date, self.precision, self.attention, kind)
 
     @cached_property
     def loaded(self) -> loading.Loaded:
-        return loading.load(self.subject, self.precision)
+        return loading.load(self.subject, self.precision, self.attention)
 
     def _once(self, planned: Planned) -> dict:
-        """The kept measurement of an identity, else a new one, which is kept."""
-        identity, role = planned.identity, planned.role
-        asked = {
-            "role": role, "reference": _absolute(planned.reference), "config": _absolute(self.request.config)
-        }  # fmt: skip
-        found = kept.find(identity)
-        if found is None:
-            document = kept.write(identity, {"subject": self.subject.to_json(), **asked, **planned.make()})
-            return document | {"reused": False}
-        if not asked.items() <= found.items():  # the same paper, asked for as something else or at another place
-            kept.write(identity, found | asked)
-        return found | asked | {"reused": True}
+        """The kept measurement of an identity, else a new one, which is kept; it is kept how it was asked for."""
+        found = kept.find(planned.identity)
+        body = found or {"subject": self.subject.to_json(), **planned.make()}
+        places = _absolute(planned.reference), _absolute(self.request.config)
+        return kept.write(planned.identity, body, planned.role, *places) | {"reused": found is not None}
 
 
 def _absolute(reference: str | None) -> str | None:
@@ -244,8 +238,23 @@ def _unigram(evaluation: Evaluation, splits: dict) -> dict | None:
 
 
 def recipe_of(subjects: list[Subject]) -> Recipe | None:
-    """The recipe of the first checkpoint among models: the others are measured on its data."""
-    return next((one.resolved.recipe for one in subjects if one.resolved), None)
+    """The recipe of the first checkpoint among models, on the very data that it was trained on: all are measured so."""
+    for one in subjects:
+        if one.resolved:
+            recipe = one.resolved.recipe
+            return replace(recipe, data=replace(recipe.data, dataset=one.dataset or recipe.data.dataset))
+    return None
+
+
+def settled(request: Request, subjects: list[Subject]) -> Request:
+    """The request with what is decided once for all models: whose recipe counts, and what a drawn guard set leaves out.
+
+    That is what the recipe's data hold, or without a recipe those of the first model's manifest.
+    """
+    recipe = request.recipe or recipe_of(subjects)
+    trained = [recipe and recipe.data.dataset, *(one.dataset for one in subjects)]
+    asked = request.guard and guard.leaving_out(request.guard, next(filter(None, trained), None))
+    return replace(request, recipe=recipe, guard=asked)
 
 
 def measure(evaluation: Evaluation) -> tuple[dict, dict[str, dict]]:

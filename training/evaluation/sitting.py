@@ -90,8 +90,11 @@ def _as_option(answer: dict) -> str:
 
 
 def collapse(answers: Sequence[dict]) -> dict:
-    """Whether one answer is given nearly always: `{"collapsed", "answer", "share", "reference_share"}`."""
-    said, share = _commonest([normalised(answer["text"]) for answer in answers])
+    """Whether one answer is given nearly always: `{"collapsed", "answer", "share", "reference_share"}`.
+
+    An answer is what the scorer read; where it could read nothing, the text.
+    """
+    said, share = _commonest([answer["read"] or normalised(answer["text"]) for answer in answers])
     _, reference_share = _commonest([answer["reference"] for answer in answers])
     most = thresholds.COLLAPSED_SHARE.value
     collapsed = len(answers) >= thresholds.FEWEST_ANSWERS.value and share >= most > reference_share

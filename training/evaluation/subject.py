@@ -45,6 +45,12 @@ class Subject:
         return folder if self.form == CHECKPOINT and (folder / RUN_FILE).is_file() else None
 
     @property
+    def dataset(self) -> str | None:
+        """The data set that it was trained on, `name@hash`, where its manifest names one."""
+        named = self.origin.get("dataset")
+        return named and f"{named['name']}@{files.short(named['hash'])}"
+
+    @property
     def quant_type(self) -> str | None:
         return self.origin.get("quant_type")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from training.core.errors import UserError
 from training.evaluation import bootstrap, conditions, thresholds
-from training.evaluation.conditions import Identity
+from training.evaluation.conditions import Advice, Identity, with_allow
 from training.evaluation.kept import EXAM, GUARD
 
 BETTER, SAME, WORSE, FORGOT = "better", "same", "worse", "forgot"
@@ -94,12 +94,14 @@ class Judgement:
         }  # fmt: skip
 
 
-def judge(before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collection[str] = ()) -> Judgement:
+def judge(
+    before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collection[str] = (), advice: Advice = with_allow
+) -> Judgement:
     """Judge a second model against a first by their measurements by role.
 
     Raises UserError where they share no paper, or were measured under other conditions than `allowed` names.
     """
-    differing = require_comparable(_identities(before), _identities(after), allowed)
+    differing = require_comparable(_identities(before), _identities(after), allowed, advice)
     comparisons = tuple(_compared(role, before[role], after[role], names) for role, names in differing.items())
     headline = EXAM if EXAM in differing else next(role for role in differing if role != GUARD)
     collapse = after[EXAM]["score"]["collapse"] if EXAM in differing else None
@@ -108,7 +110,10 @@ def judge(before: Mapping[str, dict], after: Mapping[str, dict], allowed: Collec
 
 
 def require_comparable(
-    before: Mapping[str, Identity], after: Mapping[str, Identity], allowed: Collection[str] = ()
+    before: Mapping[str, Identity],
+    after: Mapping[str, Identity],
+    allowed: Collection[str] = (),
+    advice: Advice = with_allow,
 ) -> dict[str, tuple[str, ...]]:
     """What of the conditions differs and is allowed, by the roles that both models have.
 
@@ -120,7 +125,7 @@ def require_comparable(
             "the two have no measurement in common", found=", ".join(after) or "none", expected=", ".join(before),
             next_command="make evaluate CHECKPOINT=latest ARGS='--exam my-exam.jsonl --against smollm2-135m-instruct'",
         )  # fmt: skip
-    return {role: tuple(conditions.require_comparable(before[role], after[role], allowed)) for role in roles}
+    return {role: tuple(conditions.require_comparable(before[role], after[role], allowed, advice)) for role in roles}
 
 
 def _identities(measured: Mapping[str, dict]) -> dict[str, Identity]:

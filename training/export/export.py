@@ -8,6 +8,7 @@ already is used again where its bytes are the same, and is never replaced by oth
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def _intent(target: _Target, checkpoint: Checkpoint) -> str:
 
 def export(
     checkpoint: Checkpoint, quants: list[str], *, name: str, force: bool = False, weighed: bool = False,
-    fallback: bool = True, llama_cpp: LlamaCpp | None = None,
+    fallback: bool = True, llama_cpp: LlamaCpp | None = None, may_replace: Callable[[Path], None] = lambda _: None,
 ) -> list[Output]:  # fmt: skip
     """Export a checkpoint as `$DATA_ROOT/models/trained/<name>/<name>-<QUANT>.gguf`, one file for each quant.
 
@@ -104,6 +105,7 @@ def export(
         weighed: let K-quants weigh their rounding by an importance matrix of the training data.
         fallback: where a type's blocks do not divide a row, take another type; else refuse.
         llama_cpp: what converts; None takes what `source.choose` does by itself.
+        may_replace: raises where a file may not be replaced whatever `force` says.
 
     Raises before anything is written where the checkpoint or the machine cannot do it, RunError where the served
     model is not the trained one, UserError where other bytes are in the way and `force` is off.
@@ -113,7 +115,7 @@ def export(
     with place.hold(name):
         kept = {target.quant: output for target in targets if (output := _reusable(target))}
         missing = [target for target in targets if target.quant not in kept]
-        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp).run() if missing else {}
+        made = _Work(checkpoint, missing, name, force, weighed, llama_cpp, may_replace).run() if missing else {}
         return [(kept | made)[quant] for quant in quants]
 
 
@@ -165,19 +167,22 @@ class _Work:
     """The making of the files that are missing, in a workspace beside their places."""
 
     def __init__(
-        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool, llama_cpp: LlamaCpp
+        self, checkpoint: Checkpoint, targets: list[_Target], name: str, force: bool, weighed: bool,
+        llama_cpp: LlamaCpp, may_replace: Callable[[Path], None],
     ):  # fmt: skip
         self.checkpoint, self.targets, self.name, self.force = checkpoint, targets, name, force
-        self.llama_cpp = llama_cpp
+        self.llama_cpp, self.may_replace = llama_cpp, may_replace
         self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
         self.importance: dict | None = None
 
     def run(self) -> dict[str, Output]:
         """Make, prove and publish. Nothing has its final name before all of it is proved."""
         folder = self.targets[0].gguf.parent
-        if not self.force:
-            for target in self.targets:
+        for target in self.targets:
+            if not self.force:
                 _refuse_other_weights(target, self.checkpoint)
+            elif target.gguf.exists():
+                self.may_replace(target.gguf)
         for target in self.targets:
             say(f"{target.gguf.name}: {format_bytes(target.plan.num_bytes)}, {target.plan.text()}")
         files.require_space(folder, self._needed_bytes(), "the GGUF files")

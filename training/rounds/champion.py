@@ -114,6 +114,19 @@ def require_file(entry: dict, next_command: str) -> Path:
     return model
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise UserError where a file is the champion's, or that of the one that rollback would return to."""
+    entries = history.read()
+    needed = {"the champion": entries[-1] if entries else None, "what rollback returns to": history.before(entries)}
+    for what, entry in needed.items():
+        if entry and paths.model_path(entry["model"]) == path.resolve():
+            raise UserError(
+                f"the file cannot be replaced: it is {what}", where=path,
+                found=f"entry {entry['number']} of {history.path().name}", expected="another name for another model",
+                next_command="the same command with another --name in ARGS",
+            )  # fmt: skip
+
+
 def require_link_is_served() -> None:
     """Raise UserError where a variable of `.env` or of the environment hides the link from the service."""
     for name in _VARIABLES:

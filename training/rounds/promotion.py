@@ -3,10 +3,11 @@
 Refused: a run that is still running, a model that was not measured, a tie, a loss, a collapse, something forgotten, a
 parity that failed, a broken chain, other papers than the champion was judged on. The first champion is what is served
 now, measured first; nobody is promoted against nothing. A champion's papers are one exam and, where there was one, one
-guard set: those that the first contender was measured on last.
+guard set: those that the first contender was measured on last. The history keeps them by their role, and whoever comes
+after is judged in the same roles, whatever it was measured as since.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from training.rounds.steps import options
 from training.runs.folder import RUN_FILE, RunFolder
 
 Papers = dict[str, dict]
+"""Measurements by the hash of their paper, or by the role that they are judged in."""
 Measure = Callable[[Path, list[str]], None]
 """Measures a GGUF, with the arguments of `evaluate` that say on what."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A GGUF file with its manifest and its measurements by role."""
+    """A GGUF file with its manifest and its measurements by the hash of their paper."""
 
     path: Path
     manifest: dict
@@ -131,7 +133,9 @@ def _first(contender: Contender, measure: Measure) -> dict:
     """The entry of the first champion: what is served now, measured on the contender's papers."""
     from training.serving import control
 
-    _require_measured(contender)
+    papers = _newest(contender.measured)
+    if EXAM not in papers:
+        raise _unmeasured(contender)
     record = control.status()["record"]
     if record is None:
         raise UserError(
@@ -144,72 +148,75 @@ def _first(contender: Contender, measure: Measure) -> dict:
     if sha256 == contender.manifest["sha256"]:
         raise UserError("the model is the one that is served now, so it has beaten nobody", where=contender.name,
                         expected="the model before it in service", next_command="make serve-status")  # fmt: skip
-    papers = _newest(contender.measured)
-    if papers.keys() - _papers(sha256).keys():
-        measure(served, _asked_for(papers.values()))
+    if any(_key(one) not in _papers(sha256) for one in papers.values()):
+        measure(served, _asked_for(papers))
     held = _papers(sha256)
-    if missing := [paper for key, paper in papers.items() if key not in held]:
+    if missing := [one for one in papers.values() if _key(one) not in held]:
         raise RunError(
             "what is served now could not be measured on the same questions", where=paths.container_path(served),
             found="no " + ", ".join(_told(one["identity"]["paper"]) for one in missing),
             expected="the exam and the guard set as they were when the model was measured",
-            next_command=_measure_command(contender.name, papers.values()),
+            next_command=_measure_command(contender.name, papers),
         )  # fmt: skip
     body = {
         "kind": history.FIRST, "when": utc_stamp(), "model": str(paths.container_path(served)), "sha256_model": sha256,
-        "weights_sha256": None, "papers": [one["identity"]["paper"] for one in papers.values()],
+        "weights_sha256": None, "papers": {role: one["identity"]["paper"] for role, one in papers.items()},
     }  # fmt: skip
     return history.following([], body)
 
 
 def _newest(measured: Papers) -> Papers:
-    """The newest exam and the newest guard set of measurements, which are in the order of their making."""
-    by_role = {one["role"]: key for key, one in measured.items()}
-    return {key: measured[key] for role, key in by_role.items() if role in (EXAM, GUARD)}
+    """The measurements that were asked for last as the exam and, of another paper, as the guard set."""
+    found: Papers = {}
+    for role in (EXAM, GUARD):
+        asked = [one for one in measured.values() if role in one["asked"] and one not in found.values()]
+        if asked:
+            found[role] = max(asked, key=lambda one: one["asked"][role]["when_ns"])
+    return found
 
 
-def _asked_for(papers: Iterable[dict]) -> list[str]:
-    """The arguments of `evaluate` that ask for the papers of measurements."""
-    asked = {one["role"]: one for one in papers}
+def _key(measurement: dict) -> str:
+    return files.sha256_json(measurement["identity"]["paper"])
+
+
+def _asked_for(papers: Papers) -> list[str]:
+    """The arguments of `evaluate` that ask for the papers of measurements, which are given by role."""
+    asked = {role: one["asked"].get(role) or next(iter(one["asked"].values())) for role, one in papers.items()}
     exam, guard = (asked[role]["reference"] if role in asked else None for role in (EXAM, GUARD))
-    config = next((one["config"] for one in asked.values() if one.get("config")), None)
-    count = asked[EXAM]["identity"]["paper"]["num_questions"] if exam else None
+    config = next((one["config"] for one in asked.values() if one["config"]), None)
+    count = papers[EXAM]["identity"]["paper"]["num_questions"] if exam else None
     return options(("--config", config), ("--exam", exam), ("--questions", count), ("--guard", guard))
 
 
-def _require_measured(contender: Contender) -> None:
-    if not any(one["role"] == EXAM for one in contender.measured.values()):
-        raise RunError(
-            "the model was not measured", where=contender.name, found="no measurement of this very file",
-            expected="its answers to an exam, through its server",
-            next_command=make_command("evaluate", "--exam", "my-exam.jsonl", CHECKPOINT=contender.name),
-        )  # fmt: skip
+def _unmeasured(contender: Contender) -> RunError:
+    return RunError(
+        "the model was not measured", where=contender.name, found="no measurement of this very file",
+        expected="its answers to an exam, through its server",
+        next_command=make_command("evaluate", "--exam", "my-exam.jsonl", CHECKPOINT=contender.name),
+    )  # fmt: skip
 
 
 def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
-    """The judgement on the champion's papers. Raises RunError unless it is a win."""
-    _require_measured(contender)
-    wanted = {files.sha256_json(paper): paper for paper in holder["papers"]}
-    held = _papers(holder["sha256_model"])
-    missing = [paper for key, paper in wanted.items() if key not in contender.measured]
-    if missing or not wanted:
+    """The judgement on the champion's papers, each in its role. Raises RunError unless it is a win."""
+    if not contender.measured:
+        raise _unmeasured(contender)
+    wanted = {role: files.sha256_json(paper) for role, paper in holder["papers"].items()}
+    held = _in_roles(_papers(holder["sha256_model"]), wanted)
+    after = _in_roles(contender.measured, wanted)
+    if after.keys() != wanted.keys():
         raise UserError(
             "the model was measured on other data than the champion was judged on", where=contender.name,
             found=", ".join(_told(one["identity"]["paper"]) for one in contender.measured.values()),
-            expected=", ".join(_told(paper) for paper in wanted.values()) or "a champion that was measured",
-            next_command=_measure_command(contender.name, _of_papers(held, wanted)),
+            expected=", ".join(_told(paper) for paper in holder["papers"].values()),
+            next_command=_measure_command(contender.name, held),
         )  # fmt: skip
-    if gone := [paper for key, paper in wanted.items() if key not in held]:
+    if gone := [paper for role, paper in holder["papers"].items() if role not in held]:
         raise IntegrityError(
             "the champion's own measurement is gone", where=kept.folder(), found="nothing",
             expected=", ".join(_told(paper) for paper in gone),
-            next_command=_measure_command(holder["model"], _of_papers(contender.measured, wanted)),
+            next_command=_measure_command(holder["model"], after),
         )  # fmt: skip
-    by_role = {contender.measured[key]["role"]: key for key in wanted}
-    judgement = verdict.judge(
-        {role: held[key] for role, key in by_role.items()},
-        {role: contender.measured[key] for role, key in by_role.items()},
-    )
+    judgement = verdict.judge(held, after, advice=lambda names: _measured_alike(names, holder, contender, held))
     if not judgement.is_win:
         raise RunError(
             f"not a win: {judgement.verdict}", where=contender.name, found="; ".join(judgement.reasons),
@@ -219,12 +226,24 @@ def _judged(holder: dict, contender: Contender) -> verdict.Judgement:
     return judgement
 
 
-def _of_papers(measured: Papers, wanted: Iterable[str]) -> list[dict]:
-    return [measured[key] for key in wanted if key in measured]
+def _measured_alike(names: str, holder: dict, contender: Contender, held: Papers) -> str:
+    """What brings a contender under the champion's conditions: its quant type, or both measured on this machine."""
+    if "quant_type" in names.split(","):
+        quant = held[EXAM]["identity"]["conditions"]["quant_type"]
+        checkpoint = contender.manifest.get("run") or "latest"
+        return make_command(
+            "export-gguf", "--quant", quant, "--name", contender.manifest["name"], CHECKPOINT=checkpoint
+        )
+    return make_command("evaluate", *_asked_for(held), "--against", holder["model"], CHECKPOINT=contender.name)
 
 
-def _measure_command(model: str, measured: Iterable[dict]) -> str:
-    """The command that measures a model on the papers of measurements."""
+def _in_roles(measured: Papers, wanted: dict[str, str]) -> Papers:
+    """The measurements of papers that are wanted, `{role: hash}`, by that role."""
+    return {role: measured[key] for role, key in wanted.items() if key in measured}
+
+
+def _measure_command(model: str, measured: Papers) -> str:
+    """The command that measures a model on the papers of measurements, which are given by role."""
     return make_command("evaluate", *_asked_for(measured), CHECKPOINT=model)
 
 

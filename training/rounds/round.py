@@ -10,14 +10,17 @@ import dataclasses
 import secrets
 from pathlib import Path
 
-from training.core import files, locks, paths
-from training.core.errors import IntegrityError, UserError
+from training.core import files, locks, paths, store
+from training.core.errors import IntegrityError, TrainyardError, UserError
 from training.core.log import say
-from training.core.report import utc_stamp
+from training.core.report import make_command, utc_stamp
+from training.data import dataset as datasets
 from training.evaluation import guard, kept, lineage, page, subject, verdict
 from training.evaluation.conditions import Identity
+from training.objectives import adapter_source
 from training.recipe import kept as kept_recipe
 from training.recipe.load import Resolved
+from training.recipe.reading import Origin
 from training.rounds.steps import StepFailed, options, run_step
 from training.runs.events import read_events
 
@@ -37,6 +40,11 @@ class Plan:
     serve: tuple[str, ...] = ()
 
     @property
+    def asked(self) -> list[str]:
+        """The arguments of `evaluate` that say on what."""
+        return options(("--exam", self.exam), ("--guard", self.guard), ("--questions", self.num_questions))
+
+    @property
     def key(self) -> str:
         """What a stopped round is known by when the same command comes again."""
         asked = [self.hours, self.exam, self.guard, self.num_questions, self.quant]
@@ -48,18 +56,22 @@ class Round:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.folder = _unfinished(plan.key) or _new_folder(plan.resolved.recipe.name)
-        there = (self.folder / ROUND).is_file()
-        self.document = files.read_json(self.folder / ROUND) if there else self._opening()
-        self.is_resumed = there
+        unfinished = _unfinished(plan.key)
+        self.is_resumed = unfinished is not None
+        if unfinished:
+            self.folder, self.document = unfinished, files.read_json(unfinished / ROUND)
+        else:
+            resolved = _pinned(plan.resolved)
+            self.folder = _new_folder(resolved.recipe.name)
+            self.document = self._opening(resolved)
 
-    def _opening(self) -> dict:
-        recipe = self.plan.resolved.recipe
-        kept_recipe.write(self.plan.resolved, self.folder / RECIPE)
+    def _opening(self, resolved: Resolved) -> dict:
+        recipe = resolved.recipe
+        kept_recipe.write(resolved, self.folder / RECIPE)
         document = {
             "schema": 1, "kind": "round", "round": self.folder.name, "key": self.plan.key, "state": "running",
             "device": None, "base": recipe.model.base, "carriedFrom": recipe.lora.from_ if recipe.lora else None,
-            "drawSeed": recipe.seeds.data, "recipe": self.plan.resolved.sha256, "hours": self.plan.hours,
+            "drawSeed": recipe.seeds.data, "recipe": resolved.sha256, "hours": self.plan.hours,
             "steps": None, "bestValLoss": None, "bestAtTurns": None, "turnsTrained": None, "minutes": 0.0,
             "stoppedBecause": None, "meanLoss": None, "baseline": None, "result": None, "adapter": None, "beat": None,
             "verdict": None, "model": None, "served": None, "notes": [], "seconds": {},
@@ -83,25 +95,36 @@ class Round:
         except KeyboardInterrupt:
             self._note(state="stopped", stoppedBecause="interrupted")
             raise
-        except StepFailed as failure:
-            self._note(state="stopped", notes=[*self.document["notes"], f"{failure.where}: {failure.found}"])
+        except TrainyardError as failure:
+            self._note(state="stopped", notes=self._with(failure))
             raise
         return self.document
 
     def _steps(self) -> None:
-        if self.plan.resolved.recipe.model.base is not None:
-            self._baseline(self.document["carriedFrom"] or self.document["base"])
+        if self._begins_at_base:
+            self._baseline(self.document["base"])
         self._train()
-        if self.document["baseline"] is None:  # weights that began at random: the run's own start is the baseline
+        if not self._begins_at_base:
             self._baseline(str(self.checkpoints / "step_000000"))
         self._note(result=self._evaluate("result", "Measure what was trained", str(self.best)))
-        self._judge()
+        refusal = self._judged()
         self._export()
+        if refusal:
+            raise refusal
+
+    @property
+    def export_name(self) -> str:
+        """The exported model's name, the run's own: no round replaces another's file, which may be the champion."""
+        return f"{self.plan.resolved.recipe.name[:59]}-{self.document['run'].rpartition('-')[2]}"
 
     def _note(self, **changes: object) -> None:
         self.document |= changes
         self.document["minutes"] = round(sum(self.document["seconds"].values()) / 60, 1)
         files.write_json(self.folder / ROUND, self.document)
+
+    def _with(self, failure: TrainyardError) -> list[str]:
+        """The notes with a failure among them, once."""
+        return list(dict.fromkeys([*self.document["notes"], f"{failure.what}: {failure.found}"]))
 
     def _step(self, key: str, title: str, arguments: list[str]) -> dict:
         document, seconds = run_step(title, arguments)
@@ -111,18 +134,23 @@ class Round:
     def _evaluate(self, key: str, title: str, reference: str) -> dict:
         """Measure one model in a process of its own; its record."""
         plan, arguments = self.plan, ["evaluate", reference, "--config", str(self.folder / RECIPE)]
-        arguments += options(("--exam", plan.exam), ("--guard", plan.guard), ("--questions", plan.num_questions))
-        return self._step(key, title, arguments)["records"][0]
+        return self._step(key, title, [*arguments, *plan.asked])["records"][0]
 
     # ---- the steps
+
+    @property
+    def _begins_at_base(self) -> bool:
+        """Whether training starts from the bare base. Random weights and a carried adapter are the run's own step 0."""
+        return self.document["base"] is not None and self.document["carriedFrom"] is None
 
     def _baseline(self, reference: str) -> None:
         self._note(baseline=self._evaluate("baseline", "Measure what training starts from", reference))
 
     def _train(self) -> None:
-        arguments = ["train", "--config", str(self.folder / RECIPE), f"stop.max_hours={self.plan.hours}", "--reuse"]
-        if self.plan.resolved.recipe.model.base is None:
-            arguments.append("checkpoint.initial=true")
+        overrides = [f"stop.max_hours={self.plan.hours}"]
+        if not self._begins_at_base:
+            overrides.append("checkpoint.initial=true")
+        arguments = ["train", "--config", str(self.folder / RECIPE), *overrides, "--reuse"]
         summary = self._step("train", f"Train for at most {self.plan.hours:g} hours", arguments)
         run = Path(summary["folder"])
         losses = [one["train/loss_nats"] for one in read_events(run, "step")]
@@ -137,22 +165,37 @@ class Round:
             meanLoss=sum(losses) / len(losses) if losses else None,
         )  # fmt: skip
 
+    def _judged(self) -> TrainyardError | None:
+        """Judge; a refusal costs the verdict alone, so it is noted and handed on for when the export is done."""
+        try:
+            self._judge()
+        except TrainyardError as refusal:
+            say(f"no verdict: {refusal.what}: {refusal.found}")
+            self._note(verdict=None, beat=None, notes=self._with(refusal))
+            return refusal
+        return None
+
     def _judge(self) -> None:
         before, after = self.document["baseline"], self.document["result"]
-        judgement = verdict.judge(_measured(before), _measured(after))
+        judgement = verdict.judge(_measured(before), _measured(after), advice=self._comparing)
         self.judgement = judgement
         model = subject.find(str(self.best))
         page.write(self.folder / PAGE, page.Page(before, after, judgement, lineage.curves(model), lineage.chain(model)))
         self._note(verdict=judgement.to_json(), beat=judgement.is_win)
         say(f"verdict: {judgement.verdict}; {'; '.join(judgement.reasons)}")
 
+    def _comparing(self, names: str) -> str:
+        """The command that compares what a round may not, the difference allowed by its name."""
+        against = self.document["base"] if self._begins_at_base else str(self.checkpoints / "step_000000")
+        asked = ["--config", str(self.folder / RECIPE), *self.plan.asked, "--against", against, "--allow", names]
+        return make_command("evaluate", *asked, CHECKPOINT=self.best)
+
     def _export(self) -> None:
         """Export, a trial in the service, the file's own measurement. What fails here is noted; the verdict stands."""
         try:
             exported = self._step(
                 "export", "Export what was trained",
-                ["export-gguf", str(self.best), "--name", self.plan.resolved.recipe.name, "--quant", self.plan.quant,
-                 "--force"],
+                ["export-gguf", str(self.best), "--name", self.export_name, "--quant", self.plan.quant],
             )  # fmt: skip
             manifest = exported["outputs"][-1]["manifest"]
             gguf = paths.roots().trained / manifest["name"] / manifest["file"]
@@ -163,7 +206,7 @@ class Round:
                 self._note(served=self._evaluate("served", "Measure the exported file through its server", str(gguf)))
         except StepFailed as failure:
             say(f"the round ends here: {failure.what}: {failure.found}")
-            self._note(notes=[*self.document["notes"], f"{failure.what}: {failure.found}"])
+            self._note(notes=self._with(failure))
 
 
 def _measured(record: dict) -> dict[str, dict]:
@@ -176,6 +219,19 @@ def _measured(record: dict) -> dict[str, dict]:
                                  expected=files.short(values["sha256"]))  # fmt: skip
         found[role] = document
     return found
+
+
+def _pinned(resolved: Resolved) -> Resolved:
+    """The recipe with the data set and the carried adapter that its names mean now.
+
+    What is prepared while the round works changes no step of it, and `latest` never becomes the round's own run.
+    """
+    recipe, found = resolved.recipe, {}
+    if recipe.data.dataset is not None:  # training refuses a recipe without one, and says what is wanted
+        found["data.dataset"] = store.reference(datasets.resolve(recipe.data.dataset))
+    if recipe.lora and recipe.lora.from_:
+        found["lora.from"] = adapter_source.find(recipe.lora.from_).reference
+    return resolved.changed(found, Origin("what the round found"))
 
 
 def _root() -> Path:
@@ -203,7 +259,7 @@ def _new_folder(name: str) -> Path:
 
 def check(plan: Plan) -> None:
     """Raise what is wrong with the exam, the guard set or the hours before anything is measured."""
-    for reference in filter(None, (plan.exam, plan.guard if plan.guard != guard.DRAWN else None)):
+    for reference in filter(None, (plan.exam, plan.guard if plan.guard and not guard.is_drawn(plan.guard) else None)):
         guard.open_exam(reference)
     if not plan.hours > 0:
         raise UserError("no time to train", found=plan.hours, expected="more than 0 hours")
