@@ -31,7 +31,9 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 NotFinite = tuple[tuple[str, str], ...]
 """Where values are no numbers, and how many."""
 _EXAMPLE = "make export-gguf CHECKPOINT=run-id"
-_ORIGIN = ("run", "step", "method", "base", "recipe_sha256", "dataset", "tokenizer", "weights_sha256")
+_ORIGIN = (
+    "run", "step", "method", "base", "recipe_sha256", "dataset", "tokenizer", "weights_sha256", "merged_from",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Checkpoint:
     origin: dict
     adapter: Adapter | None = None
     not_finite: NotFinite = ()
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of what is exported itself: the adapter's where one stands beside a base."""
+        return self.folder if self.adapter is None else self.adapter.folder
 
     @cached_property
     def config(self) -> dict:
@@ -177,14 +184,20 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     folder = runs.resolve_checkpoint(reference).absolute()
     is_delta = files.read_json(folder / files.MANIFEST).get("kind") == DELTA
     manifest, wrong = verified(folder, DELTA if is_delta else KIND)
-    origin = {key: manifest.get(key) for key in _ORIGIN}
-    if is_delta:
-        origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
+    origin = origin_of(manifest)
     if not (folder / adapters.SETTINGS).is_file():
         return _with_tokenizer(folder, _tokenizer_folder(folder, tokenizer), origin, not_finite=wrong)
     beside, more_wrong = _base_of(origin["base"], folder)
     place = _tokenizer_folder(beside if is_delta else folder, tokenizer)
     return _with_tokenizer(beside, place, origin, adapters.open_adapter(folder), wrong + more_wrong)
+
+
+def origin_of(manifest: dict) -> dict:
+    """Where the manifest of a checkpoint, a merged folder or a delta says that it is from; None for what it lacks."""
+    origin = {key: manifest.get(key) for key in _ORIGIN}
+    if manifest["kind"] == DELTA:
+        origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
+    return origin
 
 
 def verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:

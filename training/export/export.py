@@ -70,9 +70,9 @@ def _architecture(checkpoint: Checkpoint, llama_cpp: LlamaCpp) -> str:
 
 
 def default_name(checkpoint: Checkpoint) -> str:
-    """The recipe's name, else the folder's."""
-    recipe = checkpoint.folder / "recipe.json"
-    name = files.read_json(recipe).get("name") if recipe.is_file() else checkpoint.folder.name
+    """The name of the recipe that the checkpoint was trained by, else its folder's."""
+    recipe = checkpoint.own_folder / "recipe.json"
+    name = files.read_json(recipe).get("name") if recipe.is_file() else checkpoint.own_folder.name
     return store.name_from(name)
 
 
@@ -128,7 +128,7 @@ def _plan(
     architecture = _architecture(checkpoint, llama_cpp)
     inputs = {
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION,
+        "merged_from": checkpoint.origin["merged_from"], "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION,
     }  # fmt: skip
     targets = []
     for quant in quants:
@@ -306,7 +306,7 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
         "quant_type": target.quant, "tensor_types": facts.tensor_types, "architecture": facts.architecture,
         "vocab_size": facts.vocab_size, "context_length": facts.context_length, "parameters": facts.parameters,
         "run": origin["run"], "step": origin["step"], "weights_sha256": origin["weights_sha256"],
-        "base": origin["base"], "method": origin["method"],
+        "base": origin["base"], "method": origin["method"], "merged_from": origin["merged_from"],
         "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos},
         "chat_template": checkpoint.chat_template, "dataset": origin["dataset"],
         "recipe_sha256": origin["recipe_sha256"], "tool": version.tool(),
