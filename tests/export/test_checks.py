@@ -20,7 +20,7 @@ def _open(folder: Path, **kwargs) -> Checkpoint:
 
 def test_a_good_checkpoint_passes(plain: Checkpoint):
     checks.check(plain, KNOWN)
-    checks.check_finite(plain)
+    checks.check_weights(plain)
     assert plain.add_bos is True and plain.special_id("bos") == 0 and plain.special_id("eos") == 1
     assert plain.num_parameters == sum(array.size for array in random_weights().values())
 
@@ -71,7 +71,7 @@ def test_a_weight_that_is_no_number_is_named(make_folder, value: float):
     weights = random_weights()
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = value
     with pytest.raises(IntegrityError) as refusal:
-        checks.check_finite(_open(make_folder(weights=weights)))
+        checks.check_weights(_open(make_folder(weights=weights)))
     assert "model.layers.1.mlp.down_proj.weight" in refusal.value.where and refusal.value.found.startswith("1 of")
 
 

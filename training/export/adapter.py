@@ -134,12 +134,15 @@ def _ids(folder: Path, settings: dict, module: str) -> tuple[int, ...]:
 class Merged(Mapping[str, "MergedTensor"]):
     """The tensors of a base with an adapter, by name, in the base's order; none of them is held.
 
+    A tied base may hold its one matrix twice: transformers ties equal copies, and `checks` refuses others.
     Raises IntegrityError where a tensor of the adapter has no place in the base or does not fit it.
     """
 
     def __init__(self, base: Mapping[str, Tensor], adapter: Adapter, *, is_tied: bool):
-        self.adapter, self._was_tied = adapter, bool(is_tied) and HEAD not in base
+        self.adapter, self._was_tied = adapter, bool(is_tied) and EMBEDDING in base
         self._tensors = {name: MergedTensor(name, tensor) for name, tensor in base.items()}
+        if self._was_tied:
+            self._tensors.pop(HEAD, None)
         self._untie(base)
         for name, pair in adapter.pairs.items():
             self._place(name, pair.a).add_pair(pair)
@@ -149,9 +152,9 @@ class Merged(Mapping[str, "MergedTensor"]):
             self._tensors[HEAD].set_rows(adapter.rows[EMBEDDING])
 
     def _untie(self, base: Mapping[str, Tensor]) -> None:
-        """Full copies take their places; of a tied pair each part that was copied is a tensor of its own (B48)."""
+        """Full copies take their places; a tied pair of which a part is trained apart is two tensors (B48)."""
         copies = self.adapter.copies
-        if self._was_tied and {EMBEDDING, HEAD} & copies.keys():
+        if self._was_tied and ({EMBEDDING, HEAD} & copies.keys() or HEAD in self.adapter.pairs):
             self._tensors[HEAD] = MergedTensor(HEAD, base[EMBEDDING])
         for name, copy in copies.items():
             self._place(name, copy).replace(copy)

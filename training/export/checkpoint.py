@@ -83,13 +83,21 @@ class Checkpoint:
         return sorted(self.folder.glob("*.safetensors"))
 
     @cached_property
+    def file_tensors(self) -> dict[str, weights.Tensor]:
+        """Every tensor of the folder's files by name, without what an adapter does to it."""
+        return {one.name: one for path in self.weight_files for one in weights.open_file(path).tensors}
+
+    @property
+    def is_configured_tied(self) -> bool:
+        """Whether the folder's configuration says that embedding and head are one matrix."""
+        return bool(files.read_json(self.folder / CONFIG).get("tie_word_embeddings", False))
+
+    @cached_property
     def tensors(self) -> dict[str, MergedTensor] | Merged:
         """Every tensor of the model by name, the adapter's share in it, in the files' order."""
-        found = {one.name: one for path in self.weight_files for one in weights.open_file(path).tensors}
         if self.adapter is None:
-            return {name: MergedTensor(name, tensor) for name, tensor in found.items()}
-        is_tied = files.read_json(self.folder / CONFIG).get("tie_word_embeddings", False)
-        return Merged(found, self.adapter, is_tied=is_tied)
+            return {name: MergedTensor(name, tensor) for name, tensor in self.file_tensors.items()}
+        return Merged(self.file_tensors, self.adapter, is_tied=self.is_configured_tied)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -47,7 +47,7 @@ def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[P
             found="a whole model" if checkpoint.adapter is None else checkpoint.origin["base"]["name"],
             expected=f"an adapter of one of {', '.join(bases.load())}",
         )  # fmt: skip
-    checks.check_finite(checkpoint)
+    checks.check_weights(checkpoint)
     target, settings = path_of(name), _settings(checkpoint)
     manifest = _manifest(checkpoint, name, settings)
     with place.hold(name), files.scratch_folder(target.parent) as work:

@@ -73,7 +73,7 @@ def require_adapter(checkpoint: Checkpoint) -> None:
             found="no adapter_config.json", expected="a checkpoint of lora or qlora, or --format gguf",
             next_command="the same command with --format gguf in ARGS",
         )  # fmt: skip
-    checks.check_finite(checkpoint)
+    checks.check_weights(checkpoint)
 
 
 def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Standalone:
