@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Raised when what is proved changes: files proved by an older rule are proved again.
-VERSION = 3
+VERSION = 4
 FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
@@ -52,7 +52,9 @@ class Proof:
         texts = probes.draw_texts(checkpoint.origin["dataset"])
         context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
         documents = [*texts.documents, *(text for _, text in turns.rendered(checkpoint))]
-        prompts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        prompts, num_parts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        if num_parts:
+            texts = replace(texts, origin=f"{texts.origin}; {num_parts} parts of built-in passages fill up")
         logprobs_NV = reference.logprobs(checkpoint, prompts)
         gap = None
         if checkpoint.origin["method"] == "qlora":
@@ -82,7 +84,10 @@ class Proof:
             fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
         _logger.info("%s: at most %g nats off, divergence %g", quant, figures["max_nats"], figures["kl_mean_nats"])
         server_text = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        told = {**figures, "drawn_from": self.texts.origin, "server": server_text, "ids": counts, "stops": stops}
+        told = {
+            "prompts": len(self.prompts), **figures, "drawn_from": self.texts.origin, "server": server_text,
+            "ids": counts, "stops": stops,
+        }  # fmt: skip
         if self.gap is not None:
             told["base_in_4_bits"] = self.gap
         return {
