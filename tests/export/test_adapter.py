@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
-from tests.export.tiny_adapter import ALPHA, RANK, logits_by_peft, logits_of_folder, write_adapter
+from tests.export.tiny_adapter import ALPHA, DAMAGED, RANK, damage, logits_by_peft, logits_of_folder, write_adapter
 from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, write_model
 from training.cli import main
 from training.core import files, paths
@@ -233,6 +233,22 @@ def test_every_tensor_of_an_adapter_is_used_or_it_is_refused(make_adapter, setti
 def test_an_adapter_of_another_kind_is_refused(make_adapter, change: dict):
     with pytest.raises(UserError, match="another kind"):
         make_adapter(**change)
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_adapter_is_one_error(make_folder, tmp_path: Path, capsys, case: str):
+    base = make_folder("base")
+    folder = write_adapter(tmp_path / "adapter", base)
+    damage(folder, case)
+    assert main(["export-gguf", str(folder), "--base", str(base), "--dry-run"]) == 5
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and "adapter_" in told and "found" in told
+
+
+def test_a_copy_of_another_length_is_refused(make_adapter):
+    copy = {"base_model.model.model.norm.weight": np.ones(HIDDEN + 1, np.float32)}
+    with pytest.raises(IntegrityError, match="does not fit"):
+        make_adapter(extra=copy).shapes  # noqa: B018
 
 
 def test_an_adapter_whose_base_is_not_known_is_refused(make_adapter):
