@@ -91,6 +91,33 @@ def test_an_add_bos_flag_other_than_the_tokenizers_doing_is_refused(make_folder)
         checks.check(_open(folder), KNOWN)
 
 
+TEMPLATES = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]
+
+
+def test_of_several_templates_the_default_is_taken(make_folder):
+    """Older folders hold a list, and a file beside it since."""
+    folder = make_folder()
+    edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATES)
+    checks.check(_open(folder), KNOWN)
+    assert _open(folder).chat_template == "{{ messages }}"
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    checks.check(_open(folder), KNOWN)
+    (folder / "chat_template.jinja").write_text("{{ others }}")
+    with pytest.raises(UserError, match="two different chat templates"):
+        checks.check(_open(folder), KNOWN)
+
+
+@pytest.mark.parametrize(
+    "inside", [[], TEMPLATES[1:], ["{{ messages }}"], [{"name": "default"}], {"default": "{{ messages }}"}, 7,
+               TEMPLATES + TEMPLATES],
+)  # fmt: skip
+def test_templates_of_which_none_is_meant_are_refused(make_folder, inside: object):
+    folder = make_folder()
+    edit_json(folder / "tokenizer_config.json", chat_template=inside)
+    with pytest.raises(UserError, match="which chat template is meant"):
+        checks.check(_open(folder), KNOWN)
+
+
 def test_two_different_templates_are_refused(make_folder):
     """B55."""
     folder = make_folder()

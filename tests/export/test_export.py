@@ -97,6 +97,15 @@ def test_the_same_inputs_give_the_same_bytes(make_folder, tmp_path: Path):
     assert not any(trace in text for trace in (b"somewhere", b"other-name", b"sampling", str(tmp_path).encode()))
 
 
+def test_the_default_of_several_templates_is_served(make_folder):
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    folder, others = make_folder(), [{"name": "tool_use", "template": "{{ tools }}"}]
+    edit_json(folder / "tokenizer_config.json", chat_template=[*others, {"name": "default", "template": template}])
+    [output] = _export(folder, "F16")
+    assert output.manifest["chat_template"] == template
+    assert gguf.GGUFReader(output.gguf).get_field("tokenizer.chat_template").contents() == template
+
+
 def test_padded_tied_and_with_a_template(make_folder):
     """B47: 503 entries, 512 rows; B50: no second matrix; B55: the template byte for byte."""
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}é\u2028\n"

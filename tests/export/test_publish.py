@@ -1,6 +1,7 @@
 """How files get their final names: with a converter and a proof that are only pretended, so that each case is quick."""
 
 import errno
+import shutil
 from pathlib import Path
 
 import gguf
@@ -12,7 +13,7 @@ from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints
 from training.export import export, manifest, proof
-from training.llamacpp import convert, source
+from training.llamacpp import convert, quantize, source
 
 FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
 
@@ -125,6 +126,23 @@ def test_an_importance_matrix_is_no_part_of_what_does_not_use_it(make_folder):
     folder = make_folder()
     _export(folder, "F16")
     assert _export(folder, "F16", weighed=True)[0].reused and _Proof.runs == ["F16"]
+
+
+def test_what_a_matrix_is_counted_on_is_part_of_the_key(ours: Path, own_roots: Path, monkeypatch):
+    """The data set may be here today and built-in passages stand in tomorrow."""
+    monkeypatch.setattr(quantize, "require_tool", lambda: None)
+    checkpoint = checkpoints.open_checkpoint(str(ours))
+
+    def keys(weighed: bool) -> list[str]:
+        planned = export._plan(checkpoint, ["F16", "Q6_K"], "tiny", weighed, True, source.choose())
+        return [target.inputs_sha256 for target in planned]
+
+    before = [keys(True), keys(False)]
+    assert before == [keys(True), keys(False)] and before[0][1] != before[1][1]
+    [split] = own_roots.glob("training/datasets/tiny/*/train.jsonl")
+    shutil.rmtree(split.parent)
+    assert keys(True)[0] == before[0][0] and keys(False) == before[1]
+    assert keys(True)[1] not in (before[0][1], before[1][1])
 
 
 def test_the_same_bytes_from_another_step_keep_the_file_and_renew_the_manifest(ours: Path):

@@ -111,9 +111,12 @@ class Checkpoint:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The template that the converter will write: the configuration's, else the file's."""
-        path = self.tokenizer_folder / TEMPLATE
-        return self.tokenizer_config.get("chat_template") or (path.read_text() if path.is_file() else None)
+        """The template that training used and the converter will write: of several in one list the `default`.
+
+        Raises UserError where it cannot be told which one that is.
+        """
+        _require_template(self.tokenizer_config.get("chat_template"), self.tokenizer_folder / artifact.CONFIG)
+        return huggingface.template_of(self.tokenizer_folder)
 
     @cached_property
     def encoder(self) -> "tokenizers.Tokenizer":
@@ -252,6 +255,17 @@ def _base_of(claimed: dict | None, folder: Path) -> tuple[Path, NotFinite]:
             found=f"weights {files.short(found['weights_sha256'])}", expected=files.short(claimed["weights_sha256"]),
         )  # fmt: skip
     return bases.find(claimed["name"]).folder.absolute(), wrong
+
+
+def _require_template(inside: object, where: Path) -> None:
+    """Raise UserError for what is neither one template nor a list of them with a default, as older folders have it."""
+    entries = inside if isinstance(inside, list) else [{"name": "default", "template": "" if inside is None else inside}]
+    read = [one.get("name") for one in entries if isinstance(one, dict) and isinstance(one.get("template"), str)]
+    if len(read) != len(entries) or read.count("default") != 1:
+        raise UserError(
+            "it cannot be told which chat template is meant", where=f"{where}: chat_template", found=repr(inside)[:120],
+            expected="one text, or a list of {name, template} of which one is named default",
+        )  # fmt: skip
 
 
 def _swept(folder: Path) -> tuple[str, NotFinite]:

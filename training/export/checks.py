@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
 from training.export.adapter import EMBEDDING, HEAD
-from training.export.checkpoint import CONFIG, TEMPLATE, Checkpoint
+from training.export.checkpoint import CONFIG, Checkpoint
 from training.export.weights import Tensor
 
 _PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
@@ -125,13 +125,10 @@ def _specials(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 
 
 def _template(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    path = checkpoint.tokenizer_folder / TEMPLATE
-    inside = checkpoint.tokenizer_config.get("chat_template")
-    if inside is not None and path.is_file() and inside != path.read_text():
-        yield UserError(
-            "two different chat templates", where=path, found="another text than tokenizer_config.json's chat_template",
-            expected="one template, byte for byte",
-        )  # fmt: skip
+    try:
+        checkpoint.chat_template  # noqa: B018, raises where it is not one template
+    except UserError as error:
+        yield error
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

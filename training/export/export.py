@@ -130,9 +130,10 @@ def _plan(
         **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
         "merged_from": checkpoint.origin["merged_from"], "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION,
     }  # fmt: skip
-    targets = []
+    weighed = weighed and any(quant in quantize.K_QUANTS for quant in quants)
+    weighed_by, targets = importance.key(checkpoint) if weighed else None, []
     for quant in quants:
-        key = inputs | {"quant": quant, "weighed": weighed and quant in quantize.K_QUANTS}
+        key = inputs | {"quant": quant, "weighed_by": weighed_by if quant in quantize.K_QUANTS else None}
         planned = plan.make(checkpoint, quant, architecture)
         if planned.fallbacks and not fallback:
             raise _does_not_fit(planned)
