@@ -55,7 +55,7 @@ def test_there_are_256_positions_of_32_prompts_inside_the_context(
     assert len(single) == probes.NUM_SINGLE_TOKENS and all(prompt.lengths == [1] for prompt in single)
     assert len(longer) >= 32 and len({tuple(prompt.ids) for prompt in longer}) >= 32
     assert 256 <= sum(len(set(prompt.lengths)) for prompt in longer) < 256 + len(longer)
-    assert all(2 <= min(prompt.lengths) and max(prompt.lengths) <= len(prompt.ids) < context for prompt in longer)
+    assert all(min(prompt.lengths) >= 2 and max(prompt.lengths) <= len(prompt.ids) < context for prompt in longer)
     assert (num_parts == 0) == (documents == "split" and context > 8), num_parts
 
 

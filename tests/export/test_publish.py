@@ -2,6 +2,9 @@
 
 import errno
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -12,7 +15,7 @@ from tests.export.tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_wei
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints
-from training.export import export, manifest, proof
+from training.export import export, manifest, place, proof
 from training.llamacpp import convert, quantize, source
 
 FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
@@ -179,6 +182,65 @@ def test_a_disk_that_is_full_at_the_end_changes_nothing(make_folder, monkeypatch
     with pytest.raises(MachineError, match="the disk is full"):
         _export(make_folder("two", weights=random_weights(seed=2)), "F16", force=True)
     assert {path.name: path.read_bytes() for path in first.gguf.parent.iterdir()} == before
+
+
+KILLED = """
+import os, signal, sys
+from training.core import files
+from training.export import export, picture, place
+text, steps = sys.argv[1], int(sys.argv[2])
+
+def counted(function):
+    def call(*args, **settings):
+        global steps
+        steps -= 1
+        if steps < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **settings)
+    return call
+
+target = place.folder_of("tiny") / "tiny-F16.gguf"
+with place.hold("tiny"), files.scratch_folder(target.parent) as work:
+    made = work / target.name
+    made.write_text(text)
+    manifest = {"kind": "gguf", "name": "tiny", "quant_type": "F16", "file": target.name, **files.file_record(made)}
+    picture.write = lambda gguf, *_: [path.write_text(text) for path in picture.paths_of(gguf)]
+    for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    export.publish(target, made, manifest | {"parity": {"max_nats": 0.0, "kl_mean_nats": 0.0, "text": text}},
+                   [])
+    steps = 1 << 30
+"""
+
+
+@pytest.mark.parametrize("before", ["old", "new"])
+def test_kill_9_at_any_step_over_an_older_file_leaves_a_pair_or_what_the_next_command_makes_one(before: str):
+    """`before` is "new" where the bytes are there already and only the manifest is renewed."""
+
+    def publish(text: str, steps: int) -> int:
+        command = [sys.executable, "-c", KILLED, text, str(steps)]
+        return subprocess.run(command, cwd=paths.REPOSITORY).returncode
+
+    def told() -> str:
+        assert manifest.verify(gguf)["parity"]["text"] == gguf.read_text()
+        return gguf.read_text()
+
+    gguf = paths.roots().trained / "tiny/tiny-F16.gguf"
+    assert publish(before, 1 << 30) == 0
+    kept, seen, steps = {path.name: path.read_bytes() for path in gguf.parent.iterdir()}, [], 0
+    while (status := publish("new", steps)) == -signal.SIGKILL:
+        if manifest.path_of(gguf).is_file():
+            assert told() in (before, "new"), steps
+        with place.hold("tiny"):
+            pass
+        seen.append(told())
+        assert [path.name for path in gguf.parent.glob(".*") if path.name != ".tiny.lock"] == [], steps
+        for name, data in kept.items():
+            (gguf.parent / name).write_bytes(data)
+        steps += 1
+    assert status == 0 and told() == "new"
+    assert seen == sorted(seen, key=lambda text: text == "new") and seen[0] == before and seen[-1] == "new"
+    assert len(seen) >= 10, seen
 
 
 @pytest.mark.parametrize("damage", ["bytes", "no manifest, other bytes"])

@@ -152,7 +152,7 @@ def _sorted(folder: Path, settings: dict, tensors: tuple[Tensor, ...]) -> Adapte
         raise IntegrityError(
             "the adapter holds tensors that have no meaning here", where=folder / WEIGHTS,
             found=", ".join([*unknown[:3], *(f"one factor of {name}" for name in halves[:3])]) or "no tensor",
-            expected="matrices lora_A with lora_B and trainable_tokens_delta, full copies of the base's tensors, each once",
+            expected="matrices lora_A with lora_B and trainable_tokens_delta, copies of the base's tensors, each once",
         )  # fmt: skip
     pairs = {name: Pair(pair["A"], pair["B"], _scale(settings, pair["A"].shape[0])) for name, pair in factors.items()}
     return Adapter(folder, settings, pairs, rows, copies)

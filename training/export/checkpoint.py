@@ -259,7 +259,8 @@ def _base_of(claimed: dict | None, folder: Path) -> tuple[Path, NotFinite]:
 
 def _require_template(inside: object, where: Path) -> None:
     """Raise UserError for what is neither one template nor a list of them with a default, as older folders have it."""
-    entries = inside if isinstance(inside, list) else [{"name": "default", "template": "" if inside is None else inside}]
+    alone = [{"name": "default", "template": "" if inside is None else inside}]
+    entries = inside if isinstance(inside, list) else alone
     read = [one.get("name") for one in entries if isinstance(one, dict) and isinstance(one.get("template"), str)]
     if len(read) != len(entries) or read.count("default") != 1:
         raise UserError(

@@ -96,7 +96,8 @@ def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 def _tied(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
     """A tied head that lies in the files too must be the embedding: transformers would not tie another."""
     found = checkpoint.file_tensors
-    if checkpoint.is_configured_tied and {EMBEDDING, HEAD} <= found.keys() and not _equal(found[EMBEDDING], found[HEAD]):
+    are_both = checkpoint.is_configured_tied and {EMBEDDING, HEAD} <= found.keys()
+    if are_both and not _equal(found[EMBEDDING], found[HEAD]):
         yield UserError(
             "the configuration says that the head is tied, but the two tensors differ",
             where="config.json: tie_word_embeddings",

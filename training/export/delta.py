@@ -26,7 +26,8 @@ _MAX_TEXT_BYTES = 1 << 20
 _CHUNK_BYTES = 4 << 20
 _KEPT = (
     "peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "target_modules",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "fan_in_fan_out", "use_rslora", "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "fan_in_fan_out", "use_rslora",
+    "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
 )  # fmt: skip
 _DATE = (1980, 1, 1, 0, 0, 0)
 
