@@ -229,7 +229,7 @@ def _gguf_of(folder: Path, own_roots: Path) -> Path:
     facts = GgufFile(
         **record, tensor_sha256="0", tensor_types={}, architecture="llama", vocab_size=512, context_length=256,
         parameters=1, pre_tokenizer="llama-bpe", add_bos=True, bos_id=0, eos_id=1, chat_template=None,
-        tensor_names=frozenset(), values={},
+        tensor_names=frozenset(), values={}, rope_factors={},
     )  # fmt: skip
     target = export._Target("F16", gguf, "0", plan.make(checkpoint, "F16", "llama"))
     files.write_json(manifest.path_of(gguf), export._manifest(checkpoint, target, "x", facts, {}))

@@ -307,7 +307,7 @@ def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
     for key, (found, expected) in pairs.items():
         if found != expected:
             raise IntegrityError("the converter wrote something else", where=key, found=found, expected=expected)
-    positions.require_equal(checkpoint.config, facts.values, facts.tensor_names)
+    positions.require_equal(checkpoint.config, facts.values, facts.rope_factors)
     if abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
         _logger.warning("the file has %d bytes, %d were planned", facts.bytes, target.plan.num_bytes)
     return facts
