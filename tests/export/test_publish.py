@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 
 from tests.export.tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
+from training.cli import main
+from training.commands import export_gguf
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints
 from training.export import export, manifest, place, proof
 from training.llamacpp import convert, quantize, source
 
-FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
+FIGURES = {
+    "max_nats": 0.0, "median_nats": 0.0, "kl_mean_nats": 0.0, "kl_p99_nats": 0.0, "same_first_choice": 1.0,
+    "positions": 1, "drawn_from": "x", "stops": [1], "ids": {"nasty_strings": 1, "lines": 1, "conversations": 0},
+}  # fmt: skip
 
 
 class _Conversion:
@@ -65,7 +70,7 @@ class _Proof:
         type(self).runs.append(quant)
         if quant == self.fails:
             raise RunError("the served model is not the one that was trained")
-        return {"parity": FIGURES, "fingerprint": {}, "positions": [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]}
+        return {"parity": FIGURES, "fingerprint": {"server": "x"}, "positions": [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]}
 
 
 @pytest.fixture(autouse=True)
@@ -316,6 +321,41 @@ def test_the_converter_must_have_written_what_it_was_told(make_folder, monkeypat
     with pytest.raises(Exception, match="wrote something else") as failure:
         _export(make_folder(), "F16")
     assert failure.value.where == "tokenizer.chat_template" and _left() == set()
+
+
+def test_the_command_marks_what_another_llama_cpp_made(make_folder, monkeypatch: pytest.MonkeyPatch, capsys):
+    """The file cannot be made again by the pin, and the report says so too."""
+
+    def choose(given: str | None = None, *, allow_unpinned: bool = False) -> source.LlamaCpp:
+        assert (given, allow_unpinned) == ("other", True)
+        return source.LlamaCpp(Path("/nowhere"), "f" * 64, is_pinned=False)
+
+    monkeypatch.setattr(source, "choose", choose)
+    monkeypatch.setattr(export_gguf, "_fit", lambda gguf: "it does")
+    command = ["export-gguf", str(make_folder()), "--quant", "F16", "--name", "tiny"]
+    assert main([*command, "--llama-cpp", "other", "--allow-unpinned"]) == 0
+    written = manifest.read(paths.roots().trained / "tiny/tiny-F16.gguf")
+    assert written["llama_cpp"] == {"reproducible": False, "converter_sha256": "f" * 64}
+    assert "not the pinned one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen on this machine")
+def test_the_commands_sign_and_check_a_signature(make_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    key, signers = tmp_path / "id", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    signers.write_text(f"someone {key.with_suffix('.pub').read_text()}")
+    pretended = source.choose()
+    monkeypatch.setattr(source, "choose", lambda given, allow_unpinned: pretended)
+    monkeypatch.setattr(export_gguf, "_fit", lambda gguf: "it does")
+    export_it = ["export-gguf", str(make_folder()), "--quant", "F16", "--name", "tiny"]
+    verify = ["verify", "/app/models/trained/tiny/tiny-F16.gguf", "--signers", str(signers)]
+    assert main(export_it) == 0 and main(verify) == 5
+    assert main([*export_it, "--sign", str(key)]) == 0
+    assert "tiny-F16.manifest.json.sig" in capsys.readouterr().err
+    assert main(verify) == 0
+    assert "someone" in capsys.readouterr().err
+    edit_json(manifest.path_of(paths.roots().trained / "tiny/tiny-F16.gguf"), name="other")
+    assert main(verify) == 5
 
 
 def test_a_preview_says_what_would_be_done_and_writes_nothing(make_folder):

@@ -69,13 +69,15 @@ def damage(folder: Path, case: str) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def logits_by_peft(base: Path, adapter: Path, ids: list[int]):
-    """What PEFT computes with an adapter beside its base, `[T, V]` float32."""
+def logits_by_peft(base: Path, adapter: Path, ids: list[int], rows: int | None = None):
+    """What PEFT computes with an adapter beside its base, grown to `rows`: `[T, V]` float32."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if rows is not None:
+        model.resize_token_embeddings(rows, mean_resizing=False)
     with torch.inference_mode():
         return PeftModel.from_pretrained(model, adapter).eval()(input_ids=torch.tensor([ids])).logits[0]
 
