@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from training.core import files
-from training.core.errors import UserError
 from training.export import probes
 
 
@@ -35,34 +34,20 @@ def test_a_dataset_that_is_not_here_is_said(ours: Path):
     assert probes.draw_texts(None).origin == "built-in passages (the checkpoint names no dataset)"
 
 
-@pytest.mark.parametrize("context", [256, 48, 8])
-@pytest.mark.parametrize("documents", ["split", "built-in", "short", "one", "many short"])
-def test_there_are_256_positions_of_32_prompts_inside_the_context(
-    ours: Path, encoder: Tokenizer, documents: str, context: int
-):
-    """Whatever the split holds: nothing, one document, or many that are too short."""
+@pytest.mark.parametrize("documents", ["split", "built-in", "short"])
+def test_there_are_a_hundred_positions_inside_the_context(ours: Path, encoder: Tokenizer, documents: str):
     texts = {
         "split": lambda: probes.draw_texts(_named(ours)).documents,
         "built-in": lambda: probes.draw_texts(None).documents,
         "short": lambda: ["", "a", "b c"],
-        "one": lambda: probes.draw_texts(_named(ours)).documents[:1],
-        "many short": lambda: [f"is {number}" for number in range(32)],
     }[documents]()
-    prompts, num_parts = probes.make_prompts(encoder, texts, context)
-    assert (prompts, num_parts) == probes.make_prompts(encoder, texts, context)
-    single = [prompt for prompt in prompts if len(prompt.ids) == 1]
-    longer = [prompt for prompt in prompts if len(prompt.ids) > 1]
-    assert len(single) == probes.NUM_SINGLE_TOKENS and all(prompt.lengths == [1] for prompt in single)
-    assert len(longer) >= 32 and len({tuple(prompt.ids) for prompt in longer}) >= 32
-    assert 256 <= sum(len(set(prompt.lengths)) for prompt in longer) < 256 + len(longer)
-    assert all(min(prompt.lengths) >= 2 and max(prompt.lengths) <= len(prompt.ids) < context for prompt in longer)
-    assert (num_parts == 0) == (documents == "split" and context > 8), num_parts
-
-
-def test_a_context_that_is_too_short_for_a_proof_is_refused(encoder: Tokenizer):
-    with pytest.raises(UserError, match="too short to prove") as refusal:
-        probes.make_prompts(encoder, ["a b c d"], 3)
-    assert "3 tokens" in refusal.value.found and "256 positions in 32 prompts" in refusal.value.expected
+    prompts = probes.make_prompts(encoder, texts, 48)
+    assert prompts == probes.make_prompts(encoder, texts, 48)
+    assert sum(len(prompt.lengths) for prompt in prompts) >= 100
+    assert all(len(prompt.ids) <= 47 for prompt in prompts)
+    assert all(max(prompt.lengths) <= len(prompt.ids) for prompt in prompts)
+    assert sum(prompt.lengths == [1] for prompt in prompts) == probes.NUM_SINGLE_TOKENS
+    assert sum(len(prefix) == 1 for prompt in prompts for prefix in prompt.prefixes()) == probes.NUM_SINGLE_TOKENS
 
 
 def test_a_reservoir_gives_every_item_its_chance():

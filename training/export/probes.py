@@ -6,12 +6,12 @@ says so. Nothing here knows the model or the server.
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.core import files
-from training.core.errors import TrainyardError, UserError
+from training.core.errors import TrainyardError
 from training.data import dataset as datasets
 
 if TYPE_CHECKING:
@@ -109,48 +109,20 @@ class _Reservoir:
             self.kept[place] = item
 
 
-def make_prompts(
-    encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int
-) -> tuple[list[Prompt], int]:  # fmt: skip
-    """Make NUM_PROMPTS prompts or more, with NUM_PROMPTS x POSITIONS_A_PROMPT positions or more.
+def make_prompts(encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int) -> list[Prompt]:
+    """Make prompts with at least NUM_PROMPTS x POSITIONS_A_PROMPT positions; passages help where documents are short.
 
-    Returns them, and how many parts of the built-in passages help where documents are few or short. The last prompts
-    are single tokens: at the first position attention sees one key only, so a difference there is none of rope or of
-    the order of query and key rows. Raises UserError where the context is too short for so many positions.
+    The last ones are single tokens: at the first position attention sees one key only, so a difference there is none
+    of rope or of the order of query and key rows.
     """
+    draw = random.Random(SEED)
     limit = min(MAX_PROMPT_TOKENS, context_tokens - 1)
     encoded = _encoded(encoder, documents, limit)
-    num_own, parts = len(encoded), _parts_of_passages()
-    while len(encoded) < NUM_PROMPTS or _num_positions(encoded, POSITIONS_A_PROMPT) < _num_wanted():
-        part = next(parts, None)
-        if part is None:
-            raise UserError(
-                "the context is too short to prove an export on", where="config.json: max_position_embeddings",
-                found=f"{context_tokens} tokens, {_num_positions(encoded, POSITIONS_A_PROMPT)} positions",
-                expected=f"{_num_wanted()} positions in {NUM_PROMPTS} prompts",
-            )  # fmt: skip
-        encoded += [ids for ids in _encoded(encoder, [part], limit) if ids not in encoded]
-    each = next(each for each in range(1, POSITIONS_A_PROMPT + 1) if _num_positions(encoded, each) >= _num_wanted())
-    draw = random.Random(SEED)
+    if sum(min(POSITIONS_A_PROMPT, len(ids) - 1) for ids in encoded) < NUM_PROMPTS * POSITIONS_A_PROMPT:
+        encoded += _encoded(encoder, list(_PASSAGES), limit)
+    each = -(-NUM_PROMPTS * POSITIONS_A_PROMPT // len(encoded))
     prompts = [Prompt(ids, sorted(draw.sample(range(2, len(ids) + 1), min(each, len(ids) - 1)))) for ids in encoded]
-    return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]], len(encoded) - num_own
-
-
-def _num_wanted() -> int:
-    return NUM_PROMPTS * POSITIONS_A_PROMPT
-
-
-def _num_positions(encoded: list[list[int]], each: int) -> int:
-    return sum(min(each, len(ids) - 1) for ids in encoded)
-
-
-def _parts_of_passages() -> Iterator[str]:
-    """The passages, then what is left of them behind every fifth word, then behind the words between."""
-    words = [passage.split(" ") for passage in _PASSAGES]
-    for skip in sorted(range(max(map(len, words))), key=lambda skip: (skip % 5, skip)):
-        for passage in words:
-            if part := " ".join(passage[skip:]):
-                yield part
+    return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]]
 
 
 def _encoded(encoder: "tokenizers.Tokenizer", documents: list[str], limit: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +52,7 @@ class Proof:
         texts = probes.draw_texts(checkpoint.origin["dataset"])
         context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
         documents = [*texts.documents, *(text for _, text in turns.rendered(checkpoint))]
-        prompts, num_parts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
-        if num_parts:
-            texts = replace(texts, origin=f"{texts.origin}; {num_parts} parts of built-in passages fill up")
+        prompts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
         logprobs_NV = reference.logprobs(checkpoint, prompts)
         gap = None
         if checkpoint.origin["method"] == "qlora":
