@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.export.tiny_adapter import write_adapter
 from tests.export.tiny_checkpoint import BASE, dataset_files, train_tokenizer, write_artifact, write_model
 from training.core import files, paths
 from training.core.errors import TrainyardError
@@ -111,3 +112,19 @@ def ours(own_roots: Path, tokenizer_files: Path) -> Path:
     body = {"run": run.name, "step": 12, **origin, "weights_sha256": weights_sha256}
     files.write_manifest(folder, "checkpoint", body)
     return folder
+
+
+@pytest.fixture
+def tuned_adapter(ours: Path, base: Path) -> Path:
+    """`ours` as a checkpoint of lora would be: an adapter in the place of the weights, and the base by its hash."""
+    manifest = files.read_json(ours / "manifest.json")
+    for name in ("model.safetensors", "config.json"):
+        (ours / name).unlink()
+    write_adapter(ours, base)
+    (ours / "manifest.json").unlink()
+    record = {"name": BASE, "revision": "1", "weights_sha256": files.sha256_file(base / "model.safetensors")}
+    keys = ("run", "step", "dataset", "tokenizer", "recipe_sha256")
+    body = {key: manifest[key] for key in keys} | {"method": "lora", "base": record}
+    digest = files.sha256_file(ours / "adapter_model.safetensors")
+    files.write_manifest(ours, "checkpoint", body | {"weights_sha256": digest})
+    return ours

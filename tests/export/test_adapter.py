@@ -9,12 +9,12 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
-from tests.export.tiny_adapter import ALPHA, RANK, logits_by_peft, logits_of_folder, write_adapter
+from tests.export.tiny_adapter import ALPHA, DAMAGED, RANK, damage, logits_by_peft, logits_of_folder, write_adapter
 from tests.export.tiny_checkpoint import ENTRIES, HIDDEN, edit_json, random_weights, write_model
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
-from training.export import adapter_gguf, merge, reference, weights
+from training.export import adapter_gguf, checks, merge, reference, weights
 from training.export.adapter import MergedTensor, Pair
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.probes import Prompt
@@ -22,15 +22,25 @@ from training.export.probes import Prompt
 IDS = [0, 17, 300, 45, 45, 211, 9, 400]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 RANKS = {"down_proj": 9}
+HEAD_FACTORS = {
+    f"base_model.model.lm_head.lora_{factor}.weight": np.random.default_rng(3).normal(0, 0.2, shape).astype(np.float32)
+    for factor, shape in (("A", (RANK, HIDDEN)), ("B", (ENTRIES, RANK)))
+}  # fmt: skip
 ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 
 
 @pytest.fixture
 def make_adapter(make_folder, tmp_path: Path):
-    """An opened adapter of a tiny base: `make_adapter(tied=True, extra={...}, **settings)`."""
+    """An opened adapter of a tiny base: `make_adapter(tied=True, extra={...}, **settings)`.
 
-    def make(*, tied: bool = False, name: str = "one", **settings) -> Checkpoint:
-        base = make_folder(f"base-{name}", tied=tied)
+    `tied="twice"`: the one matrix of a tied base lies in its file as the head too.
+    """
+
+    def make(*, tied: bool | str = False, name: str = "one", **settings) -> Checkpoint:
+        weights = random_weights(tied=bool(tied))
+        if tied == "twice":
+            weights[HEAD] = weights[EMBEDDING].copy()
+        base = make_folder(f"base-{name}", tied=bool(tied), weights=weights)
         folder = write_adapter(tmp_path / f"adapter-{name}", base, **settings)
         return open_checkpoint(str(folder), base=str(base))
 
@@ -68,14 +78,16 @@ def test_merged_weights_are_the_base_and_the_product(make_adapter, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "case", ["factors", "rslora", "ranks", "rslora ranks", "copies", "head alone", "embedding alone", "rows"]
+    "case",
+    ["factors", "rslora", "ranks", "rslora ranks", "head factors", "copies", "head alone", "embedding alone", "rows"],
 )
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_merged_and_unmerged_are_what_peft_computes(make_adapter, tmp_path: Path, case: str, tied: bool):
+@pytest.mark.parametrize("tied", [False, True, "twice"], ids=["untied", "tied", "tied, in the file twice"])
+def test_merged_and_unmerged_are_what_peft_computes(make_adapter, tmp_path: Path, case: str, tied: bool | str):
     """B48: two parts of a tied pair that were trained apart are two tensors, and the flag says so."""
     settings = {
         "factors": {}, "rslora": {"use_rslora": True}, "ranks": {"rank_pattern": RANKS},
         "rslora ranks": {"rank_pattern": RANKS, "use_rslora": True},
+        "head factors": {"targets": ("q_proj", "lm_head"), "extra": HEAD_FACTORS},
         "copies": {"extra": _copies(EMBEDDING, HEAD), "modules_to_save": ["embed_tokens", "lm_head"]},
         "head alone": {"extra": _copies(HEAD), "modules_to_save": ["lm_head"]},
         "embedding alone": {"extra": _copies(EMBEDDING), "modules_to_save": ["embed_tokens"]},
@@ -87,22 +99,38 @@ def test_merged_and_unmerged_are_what_peft_computes(make_adapter, tmp_path: Path
     expected = logits_by_peft(checkpoint.folder, checkpoint.adapter.folder, IDS)
     assert (logits_of_folder(folder, IDS) - expected).abs().max() < 1e-3
     assert (_reference(checkpoint) - torch.log_softmax(expected.double(), -1).float()).abs().max() < 1e-3
-    stays_tied = tied and case in ("factors", "rslora", "ranks", "rslora ranks", "rows")
+    stays_tied = bool(tied) and case in ("factors", "rslora", "ranks", "rslora ranks", "rows")
     config, tensors = files.read_json(folder / "config.json"), load_file(folder / "model.safetensors")
     assert config["tie_word_embeddings"] is stays_tied and (HEAD in tensors) is not stays_tied
 
 
-def test_rows_beyond_the_base_make_it_grow(make_adapter, tmp_path: Path):
+@pytest.mark.parametrize("tied", [True, "twice"])
+def test_rows_beyond_the_base_make_it_grow(make_adapter, tmp_path: Path, tied: bool | str):
     new = np.arange(2 * HIDDEN, dtype=np.float32).reshape(2, HIDDEN)
     checkpoint = make_adapter(
-        tied=True, extra={ROWS: new}, trainable_token_indices={"embed_tokens": [ENTRIES, ENTRIES + 1]}
+        tied=tied, extra={ROWS: new}, trainable_token_indices={"embed_tokens": [ENTRIES, ENTRIES + 1]}
     )
     folder = _merged(checkpoint, tmp_path)
     embedding = load_file(folder / "model.safetensors")[EMBEDDING]
     np.testing.assert_array_equal(embedding[ENTRIES:], new)
     np.testing.assert_array_equal(embedding[:ENTRIES], random_weights(tied=True)[EMBEDDING])
     assert files.read_json(folder / "config.json")["vocab_size"] == ENTRIES + 2
-    assert logits_of_folder(folder, [ENTRIES, ENTRIES + 1]).shape[1] == ENTRIES + 2
+    expected = logits_of_folder(folder, [ENTRIES, ENTRIES + 1])
+    assert expected.shape[1] == ENTRIES + 2
+    found = reference.logprobs(checkpoint, [Prompt([ENTRIES, ENTRIES + 1], [1, 2])])
+    assert (torch.from_numpy(found) - torch.log_softmax(expected.double(), -1).float()).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("what", ["merged", "exported"])
+def test_a_tied_head_that_differs_in_the_file_is_refused(make_folder, tmp_path: Path, what: str):
+    """transformers would take it for untied; which of the two was trained cannot be told."""
+    base = make_folder("base", tied=True, weights=random_weights(tied=False))
+    checkpoint = open_checkpoint(str(write_adapter(tmp_path / "adapter", base)), base=str(base))
+    with pytest.raises(UserError, match="the two tensors differ"):
+        if what == "merged":
+            merge.standalone(checkpoint, "tiny")
+        else:
+            checks.check(checkpoint, frozenset({"LlamaForCausalLM"}))
 
 
 def test_a_merge_into_high_precision_keeps_what_nf4_would_lose(tmp_path: Path):
@@ -176,6 +204,13 @@ def test_scales_that_no_single_alpha_gives_are_not_served_beside_a_base(make_ada
     assert "several ranks" in refusal.value.found and "--format gguf" in refusal.value.next_command
 
 
+def test_factors_of_a_tied_head_are_not_served_beside_a_base(make_adapter):
+    checkpoint = make_adapter(tied=True, targets=("q_proj", "lm_head"), extra=HEAD_FACTORS)
+    with pytest.raises(UserError, match="cannot be served as an adapter") as refusal:
+        adapter_gguf.check(checkpoint)
+    assert "tied" in refusal.value.found
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -198,6 +233,22 @@ def test_every_tensor_of_an_adapter_is_used_or_it_is_refused(make_adapter, setti
 def test_an_adapter_of_another_kind_is_refused(make_adapter, change: dict):
     with pytest.raises(UserError, match="another kind"):
         make_adapter(**change)
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_adapter_is_one_error(make_folder, tmp_path: Path, capsys, case: str):
+    base = make_folder("base")
+    folder = write_adapter(tmp_path / "adapter", base)
+    damage(folder, case)
+    assert main(["export-gguf", str(folder), "--base", str(base), "--dry-run"]) == 5
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and "adapter_" in told and "found" in told
+
+
+def test_a_copy_of_another_length_is_refused(make_adapter):
+    copy = {"base_model.model.model.norm.weight": np.ones(HIDDEN + 1, np.float32)}
+    with pytest.raises(IntegrityError, match="does not fit"):
+        make_adapter(extra=copy).shapes  # noqa: B018
 
 
 def test_an_adapter_whose_base_is_not_known_is_refused(make_adapter):

@@ -11,7 +11,9 @@ from tests.export.tiny_checkpoint import BASE, edit_json
 from training.cli import main
 from training.core import files
 from training.core.errors import IntegrityError, UserError
-from training.export import chain, manifest
+from training.export import chain, delta, export, manifest, merge, plan
+from training.export.checkpoint import open_checkpoint
+from training.export.gguf_file import GgufFile
 from training.recipe import bases
 from training.tokenizer import artifact, huggingface
 
@@ -203,6 +205,71 @@ def test_another_tokenizer_than_the_bases_is_absent_and_a_base_that_is_gone_too(
     shutil.rmtree(tuned)
     states = _states(gguf)
     assert (states["base"], states["tokenizer"]) == ("absent", "absent") and "broken" not in states.values()
+
+
+# ---- folders made here
+
+
+@pytest.fixture
+def made(tuned_adapter: Path) -> dict[str, Path]:
+    """The run's adapter as a merged folder, and as a delta that went out and came in."""
+    described = files.read_json(tuned_adapter / "manifest.json")
+    edit_json(tuned_adapter.parents[1] / "run.json", base=described["base"], method="lora")
+    checkpoint = open_checkpoint(str(tuned_adapter))
+    merged = merge.standalone(checkpoint, "merged").folder
+    return {"merged": merged, "delta": delta.load(delta.export(checkpoint, "out")[0], "in")[0]}
+
+
+def _gguf_of(folder: Path, own_roots: Path) -> Path:
+    """A file with the manifest that an export of the folder writes; its tensors are not looked at."""
+    gguf = own_roots / "models/trained/x/x-F16.gguf"
+    gguf.parent.mkdir(parents=True)
+    gguf.write_bytes(b"GGUF" + bytes(100))
+    checkpoint, record = open_checkpoint(str(folder)), files.file_record(gguf)
+    facts = GgufFile(
+        **record, tensor_sha256="0", tensor_types={}, architecture="llama", vocab_size=512, context_length=256,
+        parameters=1, pre_tokenizer="llama-bpe", add_bos=True, bos_id=0, eos_id=1, chat_template=None,
+        tensor_names=frozenset(), values={}, rope_factors={},
+    )  # fmt: skip
+    target = export._Target("F16", gguf, "0", plan.make(checkpoint, "F16", "llama"))
+    files.write_json(manifest.path_of(gguf), export._manifest(checkpoint, target, "x", facts, {}))
+    return gguf
+
+
+LINKS = {
+    "merged": ["merged weights", "weights", "base", "recipe", "run", "dataset", "tokenizer"],
+    "delta": ["weights", "base", "recipe", "run", "dataset", "tokenizer"],
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_folder_made_here_and_its_gguf_are_walked_to_the_run(made, own_roots: Path, kind: str):
+    assert _states(made[kind]) == dict.fromkeys(LINKS[kind], "ok")
+    assert main(["verify", str(made[kind])]) == 0
+    gguf = _gguf_of(made[kind], own_roots)
+    assert list(_states(gguf).items()) == [(name, "ok") for name in ("manifest", "GGUF", *LINKS[kind])]
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_changed_byte_of_a_folder_made_here_is_found(made, own_roots: Path, kind: str):
+    gguf = _gguf_of(made[kind], own_roots)
+    [run] = own_roots.glob("training/runs/*")
+    _flip(next(made[kind].glob("*.safetensors")))
+    assert _states(made[kind])[LINKS[kind][0]] == "broken"
+    shutil.rmtree(run)  # of a delta the run's own checkpoint was looked at
+    states = _states(gguf)
+    assert states[LINKS[kind][0]] == "broken" and states["run"] == states["recipe"] == "absent"
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_folder_made_elsewhere_is_whole_without_its_run(made, own_roots: Path, kind: str):
+    [run] = own_roots.glob("training/runs/*")
+    shutil.rmtree(run)
+    states = _states(made[kind])
+    assert states == dict.fromkeys(LINKS[kind], "ok") | dict.fromkeys(("recipe", "run"), "absent")
+    if kind == "merged":
+        shutil.rmtree(made["delta"])
+        assert _states(made[kind])["weights"] == "absent"
 
 
 # ---- the manifest itself

@@ -20,7 +20,7 @@ def _open(folder: Path, **kwargs) -> Checkpoint:
 
 def test_a_good_checkpoint_passes(plain: Checkpoint):
     checks.check(plain, KNOWN)
-    checks.check_finite(plain)
+    checks.check_weights(plain)
     assert plain.add_bos is True and plain.special_id("bos") == 0 and plain.special_id("eos") == 1
     assert plain.num_parameters == sum(array.size for array in random_weights().values())
 
@@ -71,7 +71,7 @@ def test_a_weight_that_is_no_number_is_named(make_folder, value: float):
     weights = random_weights()
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = value
     with pytest.raises(IntegrityError) as refusal:
-        checks.check_finite(_open(make_folder(weights=weights)))
+        checks.check_weights(_open(make_folder(weights=weights)))
     assert "model.layers.1.mlp.down_proj.weight" in refusal.value.where and refusal.value.found.startswith("1 of")
 
 
@@ -88,6 +88,33 @@ def test_an_add_bos_flag_other_than_the_tokenizers_doing_is_refused(make_folder)
     folder = make_folder()
     edit_json(folder / "tokenizer_config.json", add_bos_token=False)
     with pytest.raises(UserError, match="add-BOS"):
+        checks.check(_open(folder), KNOWN)
+
+
+TEMPLATES = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]
+
+
+def test_of_several_templates_the_default_is_taken(make_folder):
+    """Older folders hold a list, and a file beside it since."""
+    folder = make_folder()
+    edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATES)
+    checks.check(_open(folder), KNOWN)
+    assert _open(folder).chat_template == "{{ messages }}"
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    checks.check(_open(folder), KNOWN)
+    (folder / "chat_template.jinja").write_text("{{ others }}")
+    with pytest.raises(UserError, match="two different chat templates"):
+        checks.check(_open(folder), KNOWN)
+
+
+@pytest.mark.parametrize(
+    "inside", [[], TEMPLATES[1:], ["{{ messages }}"], [{"name": "default"}], {"default": "{{ messages }}"}, 7,
+               TEMPLATES + TEMPLATES],
+)  # fmt: skip
+def test_templates_of_which_none_is_meant_are_refused(make_folder, inside: object):
+    folder = make_folder()
+    edit_json(folder / "tokenizer_config.json", chat_template=inside)
+    with pytest.raises(UserError, match="which chat template is meant"):
         checks.check(_open(folder), KNOWN)
 
 

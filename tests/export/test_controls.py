@@ -54,8 +54,10 @@ def _unpermuted(folder: Path, target: Path) -> Path:
     return _copied(folder, target, change)
 
 
-def _zeroed(folder: Path, target: Path) -> Path:
-    layer = f"layers.{files.read_json(folder / 'config.json')['num_hidden_layers'] - 1}."
+def _zeroed(folder: Path, target: Path, number: int | None = None) -> Path:
+    """A layer, the last by default."""
+    number = files.read_json(folder / "config.json")["num_hidden_layers"] - 1 if number is None else number
+    layer = f"layers.{number}."
     return _copied(folder, target, lambda name, tensor: tensor * 0 if layer in name else tensor)
 
 
@@ -71,7 +73,9 @@ CONTROLS = {
     "template": ("the chat template", _one_more_newline),
     "rows": ("query and key rows in another order", _unpermuted),
     "layer": ("the weights of a layer", _zeroed),
+    "middle layer": ("", lambda folder, target: _zeroed(folder, target, 16)),
 }
+WHOLE = ("pre-tokenizer", "template", "rows", "layer")
 
 
 def _spoil(control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +110,7 @@ def adapter(make_folder, tmp_path: Path) -> Checkpoint:
     return open_checkpoint(str(write_adapter(tmp_path / "adapter", base)), base=str(base))
 
 
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", WHOLE)
 @pytest.mark.parametrize("form", ["merged", "beside"])
 def test_an_adapter_on_a_spoiled_base_is_not_exported(
     adapter: Checkpoint, form: str, control: str, tmp_path, monkeypatch
@@ -134,10 +138,20 @@ def test_the_135m_base_is_exported_and_no_spoiled_one_is(base: Checkpoint, tmp_p
     """PyTorch runs once for all of them."""
     prepared = proof.Proof.prepare(base)
     monkeypatch.setattr(proof.Proof, "prepare", classmethod(lambda cls, checkpoint: prepared))
-    for control in CONTROLS:
+    for control in WHOLE:
         with monkeypatch.context() as patch:
             (tmp_path / control).mkdir()
             _spoil(control, tmp_path / control, patch)
             _refused("base", base, control)
     [output] = EXPORTS["base"](base)
     assert output.manifest["parity"]["positions"] >= 64 and output.manifest["parity"]["max_nats"] <= 0.05
+
+
+@pytest.mark.usefixtures("quantiser")
+def test_k_quants_of_a_spoiled_135m_base_are_told_by_what_they_are_made_of(base: Checkpoint, tmp_path, monkeypatch):
+    """The limits of Q5_K_M and Q4_K_M alone leave room for its 17th layer to be zero."""
+    _spoil("middle layer", tmp_path, monkeypatch)
+    with pytest.raises(RunError) as failure:
+        export.export(base, ["Q5_K_M", "Q4_K_M"], name="tiny")
+    assert failure.value.what == "the served F32 model is not the one that was trained"
+    assert [path.name for path in paths.roots().trained.rglob("*") if path.name != ".tiny.lock"] == []

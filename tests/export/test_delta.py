@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.export.tiny_adapter import write_adapter
+from tests.export.tiny_adapter import DAMAGED, damage, logits_by_peft, write_adapter
 from tests.export.tiny_checkpoint import BASE
 from training.cli import main
 from training.core import paths
@@ -152,6 +152,53 @@ def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes):
 def test_a_damaged_manifest_is_refused(archive: Path, tmp_path: Path, manifest: bytes):
     with pytest.raises(IntegrityError, match="manifest"):
         delta.load(_rewritten(archive, tmp_path / "x.zip", **{"manifest.json": manifest}), "theirs")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tokenizer", "x"), ("tokenizer", {"name": "x"}), ("tokenizer", None), ("dataset", "x"), ("dataset", {"name": 1}),
+     ("run", "../run"), ("run", 7), ("step", "x"), ("step", True), ("name", None), ("name", "../x"), ("base", "x"),
+     ("base", {"name": 1, "weights_sha256": 2}), ("method", None), ("recipe_sha256", 1)],
+)  # fmt: skip
+def test_a_claim_of_another_form_is_one_error(archive: Path, tmp_path: Path, key: str, value: object, capsys):
+    spoiled = _with_manifest(archive, tmp_path / "x.zip", **{key: value})
+    assert main(["delta-import", str(spoiled), "--name", "theirs"]) == 5
+    told = capsys.readouterr().err
+    assert "manifest is damaged" in told and f"manifest.json: {key}" in told
+    assert not (paths.roots().trained / "theirs" / "theirs-delta").exists()
+
+
+def _with_adapter(archive: Path, target: Path, **entries: bytes) -> Path:
+    """A copy with another adapter under hashes that are right."""
+    with zipfile.ZipFile(archive) as old:
+        manifest = json.loads(old.read("manifest.json"))
+    for name, data in entries.items():
+        manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    return _rewritten(archive, target, **entries, **{"manifest.json": json.dumps(manifest)})
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_crafted_adapter_is_one_error_and_nothing_is_imported(archive: Path, tmp_path: Path, case: str, capsys):
+    folder = tmp_path / "crafted"
+    folder.mkdir()
+    with zipfile.ZipFile(archive) as old:
+        old.extractall(folder)
+    damage(folder, case)
+    entries = {name: (folder / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")}
+    spoiled = _with_adapter(archive, tmp_path / "x.zip", **entries)
+    assert main(["delta-import", str(spoiled), "--name", "theirs"]) == 5
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (paths.roots().trained / "theirs" / "theirs-delta").exists()
+
+
+def test_an_adapter_of_mixed_ranks_goes_round_and_peft_loads_it(base: Path, tmp_path: Path):
+    ids = [0, 17, 300, 45]
+    settings = {"rank_pattern": {"down_proj": 9}, "layers_to_transform": [0, 1], "layers_pattern": "layers"}
+    folder = write_adapter(tmp_path / "mixed", base, base_model_name_or_path=BASE, **settings)
+    there, _ = delta.load(delta.export(open_checkpoint(str(folder)), "mine")[0], "theirs")
+    assert (logits_by_peft(base, there, ids) - logits_by_peft(base, folder, ids)).abs().max() == 0
+    kept = json.loads((there / "adapter_config.json").read_text())
+    assert {key: kept[key] for key in settings} == settings
 
 
 def test_a_whole_model_is_no_delta(plain: Checkpoint):

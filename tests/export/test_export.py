@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.export.tiny_adapter import write_adapter
+from tests.export.tiny_adapter import logits_by_peft, write_adapter
 from tests.export.tiny_checkpoint import (
     ENTRIES,
     HEADS,
@@ -95,6 +95,15 @@ def test_the_same_inputs_give_the_same_bytes(make_folder, tmp_path: Path):
     assert renamed.tensor_sha256 == gguf_file.inspect(two["Q8_0"]).tensor_sha256
     text = two["Q8_0"].read_bytes()
     assert not any(trace in text for trace in (b"somewhere", b"other-name", b"sampling", str(tmp_path).encode()))
+
+
+def test_the_default_of_several_templates_is_served(make_folder):
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    folder, others = make_folder(), [{"name": "tool_use", "template": "{{ tools }}"}]
+    edit_json(folder / "tokenizer_config.json", chat_template=[*others, {"name": "default", "template": template}])
+    [output] = _export(folder, "F16")
+    assert output.manifest["chat_template"] == template
+    assert gguf.GGUFReader(output.gguf).get_field("tokenizer.chat_template").contents() == template
 
 
 def test_padded_tied_and_with_a_template(make_folder):
@@ -201,6 +210,42 @@ def test_an_importance_matrix_is_counted_and_counts(make_folder, tmp_path: Path)
     quantize.run(whole, weighed, "Q4_K_M", threads=1, importance=tmp_path / "work/importance.gguf")
     assert gguf_file.inspect(plainly).tensor_sha256 != gguf_file.inspect(weighed).tensor_sha256
     assert str(tmp_path).encode() not in weighed.read_bytes()
+
+
+# ---- adapters, against what PEFT computes and not against our own merge
+
+COPY = np.random.default_rng(11).normal(0, 0.3, (2, ENTRIES, HIDDEN)).astype(np.float32)
+MODULE = "base_model.model.model.embed_tokens"
+ROWS = f"{MODULE}.token_adapter.trainable_tokens_delta"
+ADAPTERS = {
+    "full copies": ({f"{MODULE}.weight": COPY[0], "base_model.model.lm_head.weight": COPY[1]},
+                    {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "head alone": ({"base_model.model.lm_head.weight": COPY[1]}, {"modules_to_save": ["lm_head"]}),
+    "rows": ({ROWS: COPY[0][:3]}, {"trainable_token_indices": {"embed_tokens": [45, 9, 400]}}),
+    "added rows": ({ROWS: COPY[0][:2]}, {"trainable_token_indices": {"embed_tokens": [ENTRIES, ENTRIES + 1]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+@pytest.mark.parametrize("in_file", ["once", "twice"])
+def test_a_served_adapter_on_a_tied_base_is_what_peft_computes(make_folder, tmp_path: Path, case: str, in_file: str):
+    """Whether the tied matrix lies in the base's file once or, as some save it, as the head too."""
+    weights = random_weights(tied=True)
+    if in_file == "twice":
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
+    base, (extra, settings) = make_folder("base", tied=True, weights=weights), ADAPTERS[case]
+    adapter = write_adapter(tmp_path / "adapter", base, extra=extra, **settings)
+    checkpoint = open_checkpoint(str(adapter), base=str(base))
+    [output] = export.export(checkpoint, ["F32"], name="tiny")
+    rows = ENTRIES + 2 * (case == "added rows")
+    asked = [0, 17, 300, 45, 45, 9, rows - 1, 400]
+    expected = torch.log_softmax(logits_by_peft(base, adapter, asked, rows).double(), -1)
+    with ServerProcess.start(output.gguf, log=tmp_path / "log", ctx_size=64, threads=1, exact=True) as server:
+        server.wait_healthy(60)
+        for length in range(1, len(asked) + 1):
+            served = dict(Client(server.url).top_logprobs(asked[:length], rows))
+            gaps = [abs(served[int(one)] - float(expected[length - 1, one])) for one in expected[length - 1].topk(5)[1]]
+            assert len(served) == rows and max(gaps) < 0.005, (length, gaps)
 
 
 # ---- negative controls

@@ -1,6 +1,10 @@
 """How files get their final names: with a converter and a proof that are only pretended, so that each case is quick."""
 
 import errno
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -8,13 +12,18 @@ import numpy as np
 import pytest
 
 from tests.export.tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
+from training.cli import main
+from training.commands import export_gguf
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.export import checkpoint as checkpoints
-from training.export import export, manifest, proof
-from training.llamacpp import convert, source
+from training.export import export, manifest, place, proof
+from training.llamacpp import convert, quantize, source
 
-FIGURES = {"max_nats": 0.0, "kl_mean_nats": 0.0}
+FIGURES = {
+    "max_nats": 0.0, "median_nats": 0.0, "kl_mean_nats": 0.0, "kl_p99_nats": 0.0, "same_first_choice": 1.0,
+    "positions": 1, "drawn_from": "x", "stops": [1], "ids": {"nasty_strings": 1, "lines": 1, "conversations": 0},
+}  # fmt: skip
 
 
 class _Conversion:
@@ -61,7 +70,8 @@ class _Proof:
         type(self).runs.append(quant)
         if quant == self.fails:
             raise RunError("the served model is not the one that was trained")
-        return {"parity": FIGURES, "fingerprint": {}, "positions": [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]}
+        positions = [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]
+        return {"parity": FIGURES, "fingerprint": {"server": "x"}, "positions": positions}
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +137,23 @@ def test_an_importance_matrix_is_no_part_of_what_does_not_use_it(make_folder):
     assert _export(folder, "F16", weighed=True)[0].reused and _Proof.runs == ["F16"]
 
 
+def test_what_a_matrix_is_counted_on_is_part_of_the_key(ours: Path, own_roots: Path, monkeypatch):
+    """The data set may be here today and built-in passages stand in tomorrow."""
+    monkeypatch.setattr(quantize, "require_tool", lambda: None)
+    checkpoint = checkpoints.open_checkpoint(str(ours))
+
+    def keys(weighed: bool) -> list[str]:
+        planned = export._plan(checkpoint, ["F16", "Q6_K"], "tiny", weighed, True, source.choose())
+        return [target.inputs_sha256 for target in planned]
+
+    before = [keys(True), keys(False)]
+    assert before == [keys(True), keys(False)] and before[0][1] != before[1][1]
+    [split] = own_roots.glob("training/datasets/tiny/*/train.jsonl")
+    shutil.rmtree(split.parent)
+    assert keys(True)[0] == before[0][0] and keys(False) == before[1]
+    assert keys(True)[1] not in (before[0][1], before[1][1])
+
+
 def test_the_same_bytes_from_another_step_keep_the_file_and_renew_the_manifest(ours: Path):
     [first] = _export(ours, "F16")
     before = first.gguf.stat().st_mtime_ns
@@ -178,6 +205,65 @@ def test_a_disk_that_is_full_at_the_end_changes_nothing(make_folder, monkeypatch
     with pytest.raises(MachineError, match="the disk is full"):
         _export(make_folder("two", weights=random_weights(seed=2)), "F16", force=True)
     assert {path.name: path.read_bytes() for path in first.gguf.parent.iterdir()} == before
+
+
+KILLED = """
+import os, signal, sys
+from training.core import files
+from training.export import export, picture, place
+text, steps = sys.argv[1], int(sys.argv[2])
+
+def counted(function):
+    def call(*args, **settings):
+        global steps
+        steps -= 1
+        if steps < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **settings)
+    return call
+
+target = place.folder_of("tiny") / "tiny-F16.gguf"
+with place.hold("tiny"), files.scratch_folder(target.parent) as work:
+    made = work / target.name
+    made.write_text(text)
+    manifest = {"kind": "gguf", "name": "tiny", "quant_type": "F16", "file": target.name, **files.file_record(made)}
+    picture.write = lambda gguf, *_: [path.write_text(text) for path in picture.paths_of(gguf)]
+    for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    export.publish(target, made, manifest | {"parity": {"max_nats": 0.0, "kl_mean_nats": 0.0, "text": text}},
+                   [])
+    steps = 1 << 30
+"""
+
+
+@pytest.mark.parametrize("before", ["old", "new"])
+def test_kill_9_at_any_step_over_an_older_file_leaves_a_pair_or_what_the_next_command_makes_one(before: str):
+    """`before` is "new" where the bytes are there already and only the manifest is renewed."""
+
+    def publish(text: str, steps: int) -> int:
+        command = [sys.executable, "-c", KILLED, text, str(steps)]
+        return subprocess.run(command, cwd=paths.REPOSITORY).returncode
+
+    def told() -> str:
+        assert manifest.verify(gguf)["parity"]["text"] == gguf.read_text()
+        return gguf.read_text()
+
+    gguf = paths.roots().trained / "tiny/tiny-F16.gguf"
+    assert publish(before, 1 << 30) == 0
+    kept, seen, steps = {path.name: path.read_bytes() for path in gguf.parent.iterdir()}, [], 0
+    while (status := publish("new", steps)) == -signal.SIGKILL:
+        if manifest.path_of(gguf).is_file():
+            assert told() in (before, "new"), steps
+        with place.hold("tiny"):
+            pass
+        seen.append(told())
+        assert [path.name for path in gguf.parent.glob(".*") if path.name != ".tiny.lock"] == [], steps
+        for name, data in kept.items():
+            (gguf.parent / name).write_bytes(data)
+        steps += 1
+    assert status == 0 and told() == "new"
+    assert seen == sorted(seen, key=lambda text: text == "new") and seen[0] == before and seen[-1] == "new"
+    assert len(seen) >= 10, seen
 
 
 @pytest.mark.parametrize("damage", ["bytes", "no manifest, other bytes"])
@@ -253,6 +339,41 @@ def test_the_converter_must_have_written_what_it_was_told(make_folder, monkeypat
     with pytest.raises(Exception, match="wrote something else") as failure:
         _export(make_folder(), "F16")
     assert failure.value.where == "tokenizer.chat_template" and _left() == set()
+
+
+def test_the_command_marks_what_another_llama_cpp_made(make_folder, monkeypatch: pytest.MonkeyPatch, capsys):
+    """The file cannot be made again by the pin, and the report says so too."""
+
+    def choose(given: str | None = None, *, allow_unpinned: bool = False) -> source.LlamaCpp:
+        assert (given, allow_unpinned) == ("other", True)
+        return source.LlamaCpp(Path("/nowhere"), "f" * 64, is_pinned=False)
+
+    monkeypatch.setattr(source, "choose", choose)
+    monkeypatch.setattr(export_gguf, "_fit", lambda gguf: "it does")
+    command = ["export-gguf", str(make_folder()), "--quant", "F16", "--name", "tiny"]
+    assert main([*command, "--llama-cpp", "other", "--allow-unpinned"]) == 0
+    written = manifest.read(paths.roots().trained / "tiny/tiny-F16.gguf")
+    assert written["llama_cpp"] == {"reproducible": False, "converter_sha256": "f" * 64}
+    assert "not the pinned one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen on this machine")
+def test_the_commands_sign_and_check_a_signature(make_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    key, signers = tmp_path / "id", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    signers.write_text(f"someone {key.with_suffix('.pub').read_text()}")
+    pretended = source.choose()
+    monkeypatch.setattr(source, "choose", lambda given, allow_unpinned: pretended)
+    monkeypatch.setattr(export_gguf, "_fit", lambda gguf: "it does")
+    export_it = ["export-gguf", str(make_folder()), "--quant", "F16", "--name", "tiny"]
+    verify = ["verify", "/app/models/trained/tiny/tiny-F16.gguf", "--signers", str(signers)]
+    assert main(export_it) == 0 and main(verify) == 5
+    assert main([*export_it, "--sign", str(key)]) == 0
+    assert "tiny-F16.manifest.json.sig" in capsys.readouterr().err
+    assert main(verify) == 0
+    assert "someone" in capsys.readouterr().err
+    edit_json(manifest.path_of(paths.roots().trained / "tiny/tiny-F16.gguf"), name="other")
+    assert main(verify) == 5
 
 
 def test_a_preview_says_what_would_be_done_and_writes_nothing(make_folder):

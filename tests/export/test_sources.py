@@ -8,24 +8,8 @@ from tests.export.tiny_adapter import write_adapter
 from tests.export.tiny_checkpoint import BASE, edit_json
 from training.core import files
 from training.core.errors import IntegrityError, UserError
-from training.export import chain
+from training.export import chain, export
 from training.export.checkpoint import open_checkpoint
-
-
-@pytest.fixture
-def adapter(ours: Path, base: Path) -> Path:
-    """`ours` as a checkpoint of lora would be: an adapter in the place of the weights, and the base by its hash."""
-    manifest = files.read_json(ours / "manifest.json")
-    for name in ("model.safetensors", "config.json"):
-        (ours / name).unlink()
-    write_adapter(ours, base)
-    (ours / "manifest.json").unlink()
-    record = {"name": BASE, "revision": "1", "weights_sha256": files.sha256_file(base / "model.safetensors")}
-    keys = ("run", "step", "dataset", "tokenizer", "recipe_sha256")
-    body = {key: manifest[key] for key in keys} | {"method": "lora", "base": record}
-    digest = files.sha256_file(ours / "adapter_model.safetensors")
-    files.write_manifest(ours, "checkpoint", body | {"weights_sha256": digest})
-    return ours
 
 
 def _second_step(ours: Path) -> Path:
@@ -64,29 +48,29 @@ def test_a_base_that_is_not_fetched_names_its_command(base: Path):
     assert refusal.value.next_command == f"make base-fetch BASE={BASE}"
 
 
-def test_an_adapter_of_ours_finds_its_base_and_the_chain_names_it(adapter: Path, base: Path):
-    checkpoint = open_checkpoint(adapter.parents[1].name)
+def test_an_adapter_of_ours_finds_its_base_and_the_chain_names_it(tuned_adapter: Path, base: Path):
+    checkpoint = open_checkpoint(tuned_adapter.parents[1].name)
     assert checkpoint.adapter.counts["factors"] == 8 and checkpoint.folder == base.absolute()
     assert checkpoint.input_hashes()["base"] == checkpoint.origin["base"]["weights_sha256"]
-    states = {link.name: link.state for link in chain.walk(str(adapter))}
+    states = {link.name: link.state for link in chain.walk(str(tuned_adapter))}
     assert states["weights"] == states["base"] == "ok"
     (base / "manifest.json").unlink()
-    assert {link.name: link.state for link in chain.walk(str(adapter))}["base"] == "absent"
+    assert {link.name: link.state for link in chain.walk(str(tuned_adapter))}["base"] == "absent"
 
 
-def test_another_base_under_the_name_is_refused(adapter: Path):
-    manifest = files.read_json(adapter / "manifest.json")
-    edit_json(adapter / "manifest.json", base=manifest["base"] | {"weights_sha256": "0" * 64})
+def test_another_base_under_the_name_is_refused(tuned_adapter: Path):
+    manifest = files.read_json(tuned_adapter / "manifest.json")
+    edit_json(tuned_adapter / "manifest.json", base=manifest["base"] | {"weights_sha256": "0" * 64})
     with pytest.raises(IntegrityError, match="not the one that the adapter was trained on"):
-        open_checkpoint(str(adapter))
+        open_checkpoint(str(tuned_adapter))
 
 
-def test_a_changed_byte_of_an_adapter_is_found(adapter: Path):
-    with open(adapter / "adapter_model.safetensors", "r+b") as file:
+def test_a_changed_byte_of_an_adapter_is_found(tuned_adapter: Path):
+    with open(tuned_adapter / "adapter_model.safetensors", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
     with pytest.raises(IntegrityError, match="bytes have changed"):
-        open_checkpoint(str(adapter))
+        open_checkpoint(str(tuned_adapter))
 
 
 def test_without_a_bos_eos_stands_for_it(make_folder):
@@ -97,3 +81,12 @@ def test_without_a_bos_eos_stands_for_it(make_folder):
     edit_json(folder / "tokenizer_config.json", bos_token=None, add_bos_token=None)
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.add_bos is False and checkpoint.bos_id == checkpoint.special_id("eos") == 1
+
+
+def test_the_default_name_is_the_recipes_of_what_is_exported(tuned_adapter: Path, base: Path, make_folder):
+    """Not the base's, which lies beside many adapters; a folder without a recipe gives its own name."""
+    assert export.default_name(open_checkpoint(str(tuned_adapter))) == "tiny"
+    assert export.default_name(open_checkpoint(BASE)) == BASE
+    assert export.default_name(open_checkpoint(str(make_folder("plain")))) == "plain"
+    foreign = write_adapter(base.parent / "foreign", base, base_model_name_or_path=BASE)
+    assert export.default_name(open_checkpoint(str(foreign))) == "foreign"

@@ -12,9 +12,14 @@ _LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64, "rope_theta": 10000.0,
 }  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": False}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    "llama-yarn": ("Llama", {"rope_parameters": _YARN, "tie_word_embeddings": False}),
     "smollm": ("Llama", {"tie_word_embeddings": True, "rope_theta": 100000.0}),
     "smollm3": ("SmolLM3", {"tie_word_embeddings": True, "num_hidden_layers": 4}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),

@@ -10,6 +10,7 @@ EXAMPLE = "make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 
 _NEXT = {
     **dict.fromkeys(("manifest", "GGUF"), "make export-gguf CHECKPOINT=latest ARGS=--force"),
+    "merged weights": "make export-gguf CHECKPOINT=latest ARGS='--format merged --force'",
     "base": "make base-fetch BASE=name makes its folder again",
     "dataset": "make data-prepare INPUT=my.jsonl makes the same folder of the same records",
     "tokenizer": "make tokenizer-train DATASET=name makes the same folder of the same data set",

@@ -10,8 +10,9 @@ Legend: R rank, I width in, O width out, M rows of a block, K trained rows.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,9 +84,47 @@ def open_adapter(folder: Path) -> Adapter:
             found=", ".join(f"{key}: {settings[key]}" for key in strange) or settings.get("peft_type"),
             expected="LoRA by factors, trained rows and full copies; no biases, no DoRA, one alpha",
         )  # fmt: skip
+    _require_settings(folder, settings)
     if not (folder / WEIGHTS).is_file():
         raise UserError("the adapter has no weights", where=folder, found=f"no {WEIGHTS}", expected=WEIGHTS)
     return _sorted(folder, settings, weights.open_file(folder / WEIGHTS).tensors)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+_FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "r": (_is_rank, "a whole number above 0"),
+    "lora_alpha": (_is_number, "a number"),
+    "lora_dropout": (lambda value: value is None or _is_number(value), "a number"),
+    "use_rslora": (lambda value: value in (None, True, False), "true or false"),
+    "base_model_name_or_path": (lambda value: value is None or isinstance(value, str), "a text"),
+    "target_modules": (lambda value: value is None or isinstance(value, str) or _are_texts(value), "names"),
+    "modules_to_save": (lambda value: value is None or _are_texts(value), "names"),
+    "rank_pattern": (
+        lambda value: value is None or (isinstance(value, dict) and all(map(_is_rank, value.values()))),
+        "a whole number above 0 for each pattern",
+    ),
+}  # fmt: skip
+"""What is read of PEFT's settings, here or by who takes the adapter, and the form that it must have."""
+
+
+def _require_settings(folder: Path, settings: dict) -> None:
+    for key, (holds, expected) in _FORMS.items():
+        if not holds(settings.get(key)):
+            raise IntegrityError(
+                "the adapter's settings are damaged", where=f"{folder / SETTINGS}: {key}",
+                found=repr(settings[key])[:80] if key in settings else "nothing", expected=expected,
+            )  # fmt: skip
 
 
 def _sorted(folder: Path, settings: dict, tensors: tuple[Tensor, ...]) -> Adapter:
@@ -94,19 +133,26 @@ def _sorted(folder: Path, settings: dict, tensors: tuple[Tensor, ...]) -> Adapte
     for tensor in tensors:
         name = tensor.name.removeprefix("base_model.model.")
         if match := _FACTOR.fullmatch(name):
-            factors.setdefault(_plain(match["module"]), {})[match["factor"]] = tensor
+            place, key, value = factors.setdefault(_plain(match["module"]), {}), match["factor"], tensor
         elif match := _ROWS.fullmatch(name):
-            rows[_plain(match["module"])] = Rows(_ids(folder, settings, match["module"]), tensor)
+            place, key = rows, _plain(match["module"])
+            value = Rows(_ids(folder, settings, match["module"]), tensor)
         elif match := _COPY.fullmatch(name):
-            copies[name.replace(".modules_to_save.default", "").replace(".original_module", "")] = tensor
+            key = name.replace(".modules_to_save.default", "").replace(".original_module", "")
+            place, value = copies, tensor
         else:
             unknown.append(tensor.name)
+            continue
+        is_matrix = len(tensor.shape) == 2 and 0 not in tensor.shape
+        if key in place or not tensor.is_floating or not (is_matrix or place is copies):
+            unknown.append(f"{tensor.name}, {tensor.dtype} of shape {tensor.shape}")
+        place[key] = value
     halves = [name for name, pair in factors.items() if len(pair) != 2]
     if unknown or halves or not (factors or rows or copies):
         raise IntegrityError(
             "the adapter holds tensors that have no meaning here", where=folder / WEIGHTS,
             found=", ".join([*unknown[:3], *(f"one factor of {name}" for name in halves[:3])]) or "no tensor",
-            expected="lora_A with lora_B, trainable_tokens_delta, and full copies of the base's tensors",
+            expected="matrices lora_A with lora_B and trainable_tokens_delta, copies of the base's tensors, each once",
         )  # fmt: skip
     pairs = {name: Pair(pair["A"], pair["B"], _scale(settings, pair["A"].shape[0])) for name, pair in factors.items()}
     return Adapter(folder, settings, pairs, rows, copies)
@@ -123,7 +169,7 @@ def _scale(settings: dict, rank: int) -> float:
 def _ids(folder: Path, settings: dict, module: str) -> tuple[int, ...]:
     named = settings.get("trainable_token_indices") or {}
     ids = named.get(module.rpartition(".")[2]) if isinstance(named, dict) else named
-    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+    if not isinstance(ids, list) or not ids or not all(type(one) is int and one >= 0 for one in ids):
         raise IntegrityError(
             "trained rows without their ids", where=f"{folder / SETTINGS}: trainable_token_indices", found=ids,
             expected=f"the ids of the rows of {module}",
@@ -134,12 +180,15 @@ def _ids(folder: Path, settings: dict, module: str) -> tuple[int, ...]:
 class Merged(Mapping[str, "MergedTensor"]):
     """The tensors of a base with an adapter, by name, in the base's order; none of them is held.
 
+    A tied base may hold its one matrix twice: transformers ties equal copies, and `checks` refuses others.
     Raises IntegrityError where a tensor of the adapter has no place in the base or does not fit it.
     """
 
     def __init__(self, base: Mapping[str, Tensor], adapter: Adapter, *, is_tied: bool):
-        self.adapter, self._was_tied = adapter, bool(is_tied) and HEAD not in base
+        self.adapter, self._was_tied = adapter, bool(is_tied) and EMBEDDING in base
         self._tensors = {name: MergedTensor(name, tensor) for name, tensor in base.items()}
+        if self._was_tied:
+            self._tensors.pop(HEAD, None)
         self._untie(base)
         for name, pair in adapter.pairs.items():
             self._place(name, pair.a).add_pair(pair)
@@ -149,9 +198,9 @@ class Merged(Mapping[str, "MergedTensor"]):
             self._tensors[HEAD].set_rows(adapter.rows[EMBEDDING])
 
     def _untie(self, base: Mapping[str, Tensor]) -> None:
-        """Full copies take their places; of a tied pair each part that was copied is a tensor of its own (B48)."""
+        """Full copies take their places; a tied pair of which a part is trained apart is two tensors (B48)."""
         copies = self.adapter.copies
-        if self._was_tied and {EMBEDDING, HEAD} & copies.keys():
+        if self._was_tied and ({EMBEDDING, HEAD} & copies.keys() or HEAD in self.adapter.pairs):
             self._tensors[HEAD] = MergedTensor(HEAD, base[EMBEDDING])
         for name, copy in copies.items():
             self._place(name, copy).replace(copy)
@@ -221,7 +270,8 @@ class MergedTensor:
         self.rows = rows
 
     def replace(self, copy: Tensor) -> None:
-        if copy.shape[1:] != self.base.shape[1:]:
+        may_grow = self.name in (EMBEDDING, HEAD) and copy.shape[1:] == self.base.shape[1:] and len(copy.shape) == 2
+        if copy.shape != self.base.shape and not may_grow:
             raise self._misfit(copy, f"a copy of shape {copy.shape}")
         self.base = copy
 

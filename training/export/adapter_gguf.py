@@ -9,6 +9,7 @@ from pathlib import Path
 from training.core import files, version
 from training.core.errors import UserError
 from training.export import checks, gguf_file, place, proof
+from training.export.adapter import HEAD
 from training.export.checkpoint import Checkpoint
 from training.export.export import Output, publish
 from training.export.manifest import ADAPTER_KIND
@@ -29,6 +30,8 @@ def check(checkpoint: Checkpoint) -> None:
     elif checkpoint.adapter.rows or checkpoint.adapter.copies:
         counts = checkpoint.adapter.counts
         found = ", ".join(f"{counts[kind]} {kind}" for kind in ("trained rows", "full copies") if counts[kind])
+    elif HEAD in checkpoint.adapter.pairs and checkpoint.is_configured_tied:
+        found = "factors of a head that is tied in the base's file"
     elif checkpoint.adapter.alpha is None:
         found = "factors of several ranks, scaled by their square root"
     else:

@@ -4,6 +4,7 @@ Each link is `ok`, `broken` (bytes or claims differ) or `absent` (not on this ma
 claims of those before it comes from the manifest where the walk began. Nothing is written and nothing is repaired.
 """
 
+import contextlib
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from training.tokenizer import artifact
 
 _WEIGHTS = ("model.safetensors", adapters.WEIGHTS)
 OK, BROKEN, ABSENT = "ok", "broken", "absent"
-_CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer", "base")
+_CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokenizer", "base", "merged_from")
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,28 @@ def _read_claims(gguf: Path, claims: dict) -> str:
 
 
 def _from_checkpoint(folder: Path) -> Iterator[Link]:
-    link = _link("weights", lambda: files.read_manifest(folder, checkpoints.KIND)["weights_sha256"])
+    link = _link("weights", lambda: _manifest_of(folder, read=files.read_manifest)[0]["weights_sha256"])
     if link.state != OK:
         yield link
         return
-    yield from _links({key: files.read_json(folder / files.MANIFEST).get(key) for key in _CLAIMS}, folder)
+    origin, _ = _manifest_of(folder, read=files.read_manifest)
+    yield from _links({key: origin.get(key) for key in _CLAIMS}, folder)
+
+
+def _manifest_of(folder: Path, read: Callable[[Path, str], dict]) -> tuple[dict, dict]:
+    """What the manifest of a checkpoint, a merged folder or a delta claims, and its files' records."""
+    named = files.read_json(folder / files.MANIFEST).get("kind")
+    manifest = read(folder, checkpoints.DELTA if named == checkpoints.DELTA else checkpoints.KIND)
+    return checkpoints.origin_of(manifest), manifest["files"]
 
 
 def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
+    """The links of what the claims are of, its weights in `folder`, or where its run has them."""
+    if claims.get("merged_from"):
+        yield _link("merged weights", lambda: _weights(claims, folder))
+        kept = {key: claims[key] for key in ("dataset", "tokenizer")}
+        yield from _links({key: claims["merged_from"].get(key) for key in _CLAIMS} | kept)
+        return
     is_base = claims["run"] is None and (claims["base"] or {}).get("weights_sha256") == claims["weights_sha256"]
     if not is_base:
         yield _link("weights", lambda: _weights(claims, folder))
@@ -160,22 +175,30 @@ def _require_equal(what: str, where: object, found: object, expected: object) ->
 def _checkpoint_of(claims: dict, folder: Path | None) -> Path:
     if folder is not None:
         return folder
-    if claims["run"] is None:
-        raise _AbsentError("exported from a plain folder, which has no chain")
-    folder = RunFolder(paths.roots().runs / claims["run"]).checkpoints / step_name(claims["step"])
-    if not folder.is_dir():
-        raise _AbsentError(f"no checkpoint {step_name(claims['step'])} of run {claims['run']} on this machine")
-    return folder
+    own = None if claims["run"] is None else _step_of(claims)
+    if own is not None and own.is_dir():
+        return own
+    for made in (*paths.roots().trained.glob("[!.]*/*-merged"), *paths.roots().trained.glob("[!.]*/*-delta")):
+        with contextlib.suppress(IntegrityError):
+            if _manifest_of(made, read=files.read_manifest)[0]["weights_sha256"] == claims["weights_sha256"]:
+                return made
+    if own is None:
+        raise _AbsentError("made of a folder that is not of this toolchain, or not where it was written")
+    raise _AbsentError(f"no checkpoint {step_name(claims['step'])} of run {claims['run']} on this machine")
+
+
+def _step_of(claims: dict) -> Path:
+    return RunFolder(paths.roots().runs / claims["run"]).checkpoints / step_name(claims["step"])
 
 
 def _weights(claims: dict, folder: Path | None) -> str:
     folder = _checkpoint_of(claims, folder)
-    found = _verified(folder, checkpoints.KIND)
+    found, records = _manifest_of(folder, read=_verified)
     for key in ("weights_sha256", "recipe_sha256", "run", "step", "dataset"):
         _require_equal(key, folder / files.MANIFEST, found.get(key), claims[key])
     _require_equal("tokenizer", folder, (found.get("tokenizer") or {}).get("hash"), claims["tokenizer"]["hash"])
-    for weights in (folder / name for name in _WEIGHTS if name in found["files"]):
-        _require_equal("weights_sha256", weights, found["files"][weights.name]["sha256"], claims["weights_sha256"])
+    for weights in (folder / name for name in _WEIGHTS if name in records):
+        _require_equal("weights_sha256", weights, records[weights.name]["sha256"], claims["weights_sha256"])
     return claims["weights_sha256"]
 
 
@@ -189,7 +212,11 @@ def _base(claim: dict) -> str:
 
 
 def _recipe(claims: dict, folder: Path | None) -> str:
+    """A merged folder and a delta keep none: theirs is in the run's checkpoint."""
     path = _checkpoint_of(claims, folder) / "recipe.json"
+    if not path.is_file() and (claims["run"] is None or not _step_of(claims).is_dir()):
+        raise _AbsentError("no recipe is named, or the run's checkpoint is not on this machine")
+    path = path if path.is_file() else _step_of(claims) / "recipe.json"
     _require_equal("recipe", path, files.sha256_json(files.read_json(path)), claims["recipe_sha256"])
     return claims["recipe_sha256"]
 

@@ -31,7 +31,9 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 NotFinite = tuple[tuple[str, str], ...]
 """Where values are no numbers, and how many."""
 _EXAMPLE = "make export-gguf CHECKPOINT=run-id"
-_ORIGIN = ("run", "step", "method", "base", "recipe_sha256", "dataset", "tokenizer", "weights_sha256")
+_ORIGIN = (
+    "run", "step", "method", "base", "recipe_sha256", "dataset", "tokenizer", "weights_sha256", "merged_from",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Checkpoint:
     origin: dict
     adapter: Adapter | None = None
     not_finite: NotFinite = ()
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of what is exported itself: the adapter's where one stands beside a base."""
+        return self.folder if self.adapter is None else self.adapter.folder
 
     @cached_property
     def config(self) -> dict:
@@ -76,13 +83,21 @@ class Checkpoint:
         return sorted(self.folder.glob("*.safetensors"))
 
     @cached_property
+    def file_tensors(self) -> dict[str, weights.Tensor]:
+        """Every tensor of the folder's files by name, without what an adapter does to it."""
+        return {one.name: one for path in self.weight_files for one in weights.open_file(path).tensors}
+
+    @property
+    def is_configured_tied(self) -> bool:
+        """Whether the folder's configuration says that embedding and head are one matrix."""
+        return bool(files.read_json(self.folder / CONFIG).get("tie_word_embeddings", False))
+
+    @cached_property
     def tensors(self) -> dict[str, MergedTensor] | Merged:
         """Every tensor of the model by name, the adapter's share in it, in the files' order."""
-        found = {one.name: one for path in self.weight_files for one in weights.open_file(path).tensors}
         if self.adapter is None:
-            return {name: MergedTensor(name, tensor) for name, tensor in found.items()}
-        is_tied = files.read_json(self.folder / CONFIG).get("tie_word_embeddings", False)
-        return Merged(found, self.adapter, is_tied=is_tied)
+            return {name: MergedTensor(name, tensor) for name, tensor in self.file_tensors.items()}
+        return Merged(self.file_tensors, self.adapter, is_tied=self.is_configured_tied)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,9 +111,12 @@ class Checkpoint:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The template that the converter will write: the configuration's, else the file's."""
-        path = self.tokenizer_folder / TEMPLATE
-        return self.tokenizer_config.get("chat_template") or (path.read_text() if path.is_file() else None)
+        """The template that training used and the converter will write: of several in one list the `default`.
+
+        Raises UserError where it cannot be told which one that is.
+        """
+        _require_template(self.tokenizer_config.get("chat_template"), self.tokenizer_folder / artifact.CONFIG)
+        return huggingface.template_of(self.tokenizer_folder)
 
     @cached_property
     def encoder(self) -> "tokenizers.Tokenizer":
@@ -177,14 +195,20 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     folder = runs.resolve_checkpoint(reference).absolute()
     is_delta = files.read_json(folder / files.MANIFEST).get("kind") == DELTA
     manifest, wrong = verified(folder, DELTA if is_delta else KIND)
-    origin = {key: manifest.get(key) for key in _ORIGIN}
-    if is_delta:
-        origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
+    origin = origin_of(manifest)
     if not (folder / adapters.SETTINGS).is_file():
         return _with_tokenizer(folder, _tokenizer_folder(folder, tokenizer), origin, not_finite=wrong)
     beside, more_wrong = _base_of(origin["base"], folder)
     place = _tokenizer_folder(beside if is_delta else folder, tokenizer)
     return _with_tokenizer(beside, place, origin, adapters.open_adapter(folder), wrong + more_wrong)
+
+
+def origin_of(manifest: dict) -> dict:
+    """Where the manifest of a checkpoint, a merged folder or a delta says that it is from; None for what it lacks."""
+    origin = {key: manifest.get(key) for key in _ORIGIN}
+    if manifest["kind"] == DELTA:
+        origin["weights_sha256"] = manifest["files"][adapters.WEIGHTS]["sha256"]
+    return origin
 
 
 def verified(folder: Path, kind: str) -> tuple[dict, NotFinite]:
@@ -231,6 +255,18 @@ def _base_of(claimed: dict | None, folder: Path) -> tuple[Path, NotFinite]:
             found=f"weights {files.short(found['weights_sha256'])}", expected=files.short(claimed["weights_sha256"]),
         )  # fmt: skip
     return bases.find(claimed["name"]).folder.absolute(), wrong
+
+
+def _require_template(inside: object, where: Path) -> None:
+    """Raise UserError for what is neither one template nor a list of them with a default, as older folders have it."""
+    alone = [{"name": "default", "template": "" if inside is None else inside}]
+    entries = inside if isinstance(inside, list) else alone
+    read = [one.get("name") for one in entries if isinstance(one, dict) and isinstance(one.get("template"), str)]
+    if len(read) != len(entries) or read.count("default") != 1:
+        raise UserError(
+            "it cannot be told which chat template is meant", where=f"{where}: chat_template", found=repr(inside)[:120],
+            expected="one text, or a list of {name, template} of which one is named default",
+        )  # fmt: skip
 
 
 def _swept(folder: Path) -> tuple[str, NotFinite]:

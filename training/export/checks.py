@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
 from training.export.adapter import EMBEDDING, HEAD
-from training.export.checkpoint import CONFIG, TEMPLATE, Checkpoint
+from training.export.checkpoint import CONFIG, Checkpoint
+from training.export.weights import Tensor
 
 _PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
 _SHOWN = 5
@@ -88,7 +89,15 @@ def _head(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
         yield UserError("an untied model without a head", where=checkpoint.folder, found=f"no {HEAD}", expected=HEAD)
     if head is not None and head[0] != embedding[0]:
         yield UserError("head and embedding differ in rows", where=HEAD, found=head[0], expected=embedding[0])
-    elif head is not None and tied and not _equal(checkpoint, EMBEDDING, HEAD):
+    else:
+        yield from _tied(checkpoint)
+
+
+def _tied(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    """A tied head that lies in the files too must be the embedding: transformers would not tie another."""
+    found = checkpoint.file_tensors
+    are_both = checkpoint.is_configured_tied and {EMBEDDING, HEAD} <= found.keys()
+    if are_both and not _equal(found[EMBEDDING], found[HEAD]):
         yield UserError(
             "the configuration says that the head is tied, but the two tensors differ",
             where="config.json: tie_word_embeddings",
@@ -117,19 +126,18 @@ def _specials(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
 
 
 def _template(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
-    path = checkpoint.tokenizer_folder / TEMPLATE
-    inside = checkpoint.tokenizer_config.get("chat_template")
-    if inside is not None and path.is_file() and inside != path.read_text():
-        yield UserError(
-            "two different chat templates", where=path, found="another text than tokenizer_config.json's chat_template",
-            expected="one template, byte for byte",
-        )  # fmt: skip
+    try:
+        checkpoint.chat_template  # noqa: B018, raises where it is not one template
+    except UserError as error:
+        yield error
 
 
-def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
+def _equal(first: Tensor, second: Tensor) -> bool:
     import torch
 
-    pairs = zip(checkpoint.tensors[first].blocks(), checkpoint.tensors[second].blocks(), strict=True)
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    pairs = zip(first.blocks(), second.blocks(), strict=True)
     return all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
 
@@ -138,7 +146,7 @@ def _finite(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
         yield IntegrityError("a weight is no number", where=where, found=found, expected="finite values")
 
 
-def check_finite(checkpoint: Checkpoint) -> None:
-    """Raise IntegrityError naming the first tensor with a NaN or an infinity: of a source that is not converted."""
-    for error in _finite(checkpoint):
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise what is wrong with the weights of a source that is not converted: a NaN, a tied head that is another."""
+    for error in (*_finite(checkpoint), *_tied(checkpoint)):
         raise error

@@ -25,8 +25,9 @@ _MAX_BYTES = 16 << 30
 _MAX_TEXT_BYTES = 1 << 20
 _CHUNK_BYTES = 4 << 20
 _KEPT = (
-    "peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "bias", "fan_in_fan_out",
-    "use_rslora", "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
+    "peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "fan_in_fan_out", "use_rslora",
+    "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
 )  # fmt: skip
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -47,7 +48,7 @@ def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[P
             found="a whole model" if checkpoint.adapter is None else checkpoint.origin["base"]["name"],
             expected=f"an adapter of one of {', '.join(bases.load())}",
         )  # fmt: skip
-    checks.check_finite(checkpoint)
+    checks.check_weights(checkpoint)
     target, settings = path_of(name), _settings(checkpoint)
     manifest = _manifest(checkpoint, name, settings)
     with place.hold(name), files.scratch_folder(target.parent) as work:
@@ -119,7 +120,7 @@ def load(archive: Path, name: str | None = None) -> tuple[Path, dict]:
         with zipfile.ZipFile(archive) as opened:
             entries = _entries(archive, opened)
             manifest = _read_manifest(archive, opened)
-            name = name or str(manifest.get("name"))
+            name = name or manifest["name"]
             target = place.folder_of(name) / f"{name}-delta"
             files.require_space(target, sum(entry.file_size for entry in entries), "the delta")
             with place.hold(name), files.scratch_folder(target.parent) as work:
@@ -164,11 +165,17 @@ def _read_manifest(archive: Path, opened: zipfile.ZipFile) -> dict:
         manifest = files.parse_json(opened.read(files.MANIFEST))
         well_formed = manifest["kind"] == DELTA and {*manifest["files"]} == {*NAMES} - {files.MANIFEST}
         records = all({*record} == {"sha256", "bytes"} for record in manifest["files"].values())
-        base = {key: str(manifest["base"][key]) for key in ("name", "weights_sha256")}
+        wrong = [key for key, holds in _claims(manifest).items() if not holds]
+        base = manifest["base"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError("the delta's manifest is damaged", where=archive, found=repr(error)[:200]) from error
     if not (well_formed and records):
         raise IntegrityError("the delta's manifest is another thing's", where=archive, found=manifest["kind"])
+    if wrong:
+        raise IntegrityError(
+            "the delta's manifest is damaged", where=f"{archive}: manifest.json: {wrong[0]}",
+            found=repr(manifest.get(wrong[0]))[:80], expected="what an export of a delta writes there",
+        )  # fmt: skip
     known = bases.load()
     if base["name"] not in known:
         raise UserError(
@@ -183,6 +190,29 @@ def _read_manifest(archive: Path, opened: zipfile.ZipFile) -> dict:
             found=files.short(base["weights_sha256"]), expected=f"{base['name']}, {files.short(own)}",
         )  # fmt: skip
     return manifest
+
+
+def _claims(manifest: dict) -> dict[str, bool]:
+    """Whether what is read of a manifest later on has its form: each claim by its key."""
+
+    def texts(part: object, *keys: str) -> bool:
+        return isinstance(part, dict) and all(isinstance(part.get(key), str) for key in keys)
+
+    def plain(name: object) -> bool:
+        return isinstance(name, str) and Path(name).name == name
+
+    run, step, dataset, tokenizer = (manifest.get(key) for key in ("run", "step", "dataset", "tokenizer"))
+    return {
+        "name": plain(manifest.get("name")),
+        "base": texts(manifest.get("base"), "name", "weights_sha256"),
+        "run": run is None or plain(run),
+        "step": step is None or (type(step) is int and step >= 0),
+        "method": isinstance(manifest.get("method"), str),
+        "recipe_sha256": manifest.get("recipe_sha256") is None or isinstance(manifest["recipe_sha256"], str),
+        "dataset": dataset is None or (texts(dataset, "name", "hash") and plain(dataset["name"])),
+        "tokenizer": texts(tokenizer, "name", "hash", "pre_tokenizer") and plain(tokenizer["name"])
+        and tokenizer.get("add_bos") in (None, True, False),
+    }  # fmt: skip
 
 
 def _unpack(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:

@@ -38,6 +38,7 @@ from training.llamacpp.source import LlamaCpp
 __all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
+_FIGURES = ("max_nats", "median_nats", "kl_mean_nats", "kl_p99_nats", "same_first_choice", "limits")
 _logger = logging.getLogger(__name__)
 
 
@@ -71,9 +72,9 @@ def _architecture(checkpoint: Checkpoint, llama_cpp: LlamaCpp) -> str:
 
 
 def default_name(checkpoint: Checkpoint) -> str:
-    """The recipe's name, else the folder's."""
-    recipe = checkpoint.folder / "recipe.json"
-    name = files.read_json(recipe).get("name") if recipe.is_file() else checkpoint.folder.name
+    """The name of the recipe that the checkpoint was trained by, else its folder's."""
+    recipe = checkpoint.own_folder / "recipe.json"
+    name = files.read_json(recipe).get("name") if recipe.is_file() else checkpoint.own_folder.name
     return store.name_from(name)
 
 
@@ -128,13 +129,15 @@ def _plan(
     if any(quant in quantize.K_QUANTS for quant in quants):
         quantize.require_tool()
     architecture = _architecture(checkpoint, llama_cpp)
+    origin = {key: checkpoint.origin[key] for key in ("run", "step", "merged_from")}
     inputs = {
-        **checkpoint.input_hashes(), "run": checkpoint.origin["run"], "step": checkpoint.origin["step"],
-        "name": name, "converter": llama_cpp.converter_sha256, "proof": proof.VERSION,
+        **checkpoint.input_hashes(), **origin, "name": name, "converter": llama_cpp.converter_sha256,
+        "proof": proof.VERSION,
     }  # fmt: skip
-    targets = []
+    weighed = weighed and any(quant in quantize.K_QUANTS for quant in quants)
+    weighed_by, targets = importance.key(checkpoint) if weighed else None, []
     for quant in quants:
-        key = inputs | {"quant": quant, "weighed": weighed and quant in quantize.K_QUANTS}
+        key = inputs | {"quant": quant, "weighed_by": weighed_by if quant in quantize.K_QUANTS else None}
         planned = plan.make(checkpoint, quant, architecture)
         if planned.fallbacks and not fallback:
             raise _does_not_fit(planned)
@@ -174,6 +177,7 @@ class _Work:
         self.llama_cpp, self.may_replace = llama_cpp, may_replace
         self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
         self.importance: dict | None = None
+        self.made_of: dict | None = None
 
     def run(self) -> dict[str, Output]:
         """Make, prove and publish. Nothing has its final name before all of it is proved."""
@@ -188,6 +192,7 @@ class _Work:
         files.require_space(folder, self._needed_bytes(), "the GGUF files")
         with files.scratch_folder(folder) as workspace:
             made, prepared = self._convert(workspace)
+            self._prove_whole(made, prepared, workspace)
             proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
             return {target.quant: self._publish(target, made[target.quant], *found) for target, found in proved.items()}
 
@@ -249,6 +254,13 @@ class _Work:
         self.importance = importance.of_training_data(self.checkpoint, architecture, path)
         return path
 
+    def _prove_whole(self, made: dict[str, Path], prepared: "proof.Proof", workspace: Path) -> None:
+        """Prove what K-quants are made of: their own limits leave room for a zeroed layer, those of its type none."""
+        whole = self._whole_type
+        if whole is not None and all(target.quant != whole for target in self.targets):
+            figures, _ = prepared.compare(made[whole], whole, workspace)
+            self.made_of = {"quant_type": whole} | {key: figures[key] for key in _FIGURES}
+
     def _prove(
         self, target: _Target, made: Path, prepared: "proof.Proof", workspace: Path
     ) -> tuple[dict, dict]:  # fmt: skip
@@ -258,7 +270,10 @@ class _Work:
             _refuse_other_bytes(target, facts)
         proved = prepared.run(made, target.quant, workspace)
         each = proved.pop("positions")
-        weighed = self.importance if target.quant in quantize.K_QUANTS else None
+        is_k_quant = target.quant in quantize.K_QUANTS
+        weighed = self.importance if is_k_quant else None
+        if is_k_quant and self.made_of:
+            proved["parity"]["made_of"] = self.made_of
         return _manifest(
             self.checkpoint, target, self.name, facts, proved | {"importance": weighed, "llama_cpp": self._llama_cpp()}
         ), each
@@ -297,7 +312,7 @@ def _inspect(gguf: Path, checkpoint: Checkpoint, target: _Target) -> GgufFile:
     for key, (found, expected) in pairs.items():
         if found != expected:
             raise IntegrityError("the converter wrote something else", where=key, found=found, expected=expected)
-    positions.require_equal(checkpoint.config, facts.values, facts.tensor_names)
+    positions.require_equal(checkpoint.config, facts.values, facts.rope_factors)
     if abs(facts.bytes - target.plan.num_bytes) > _PLAN_TOLERANCE * facts.bytes:
         _logger.warning("the file has %d bytes, %d were planned", facts.bytes, target.plan.num_bytes)
     return facts
@@ -311,7 +326,7 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
         "quant_type": target.quant, "tensor_types": facts.tensor_types, "architecture": facts.architecture,
         "vocab_size": facts.vocab_size, "context_length": facts.context_length, "parameters": facts.parameters,
         "run": origin["run"], "step": origin["step"], "weights_sha256": origin["weights_sha256"],
-        "base": origin["base"], "method": origin["method"],
+        "base": origin["base"], "method": origin["method"], "merged_from": origin["merged_from"],
         "tokenizer": origin["tokenizer"] | {"add_bos": checkpoint.add_bos},
         "chat_template": checkpoint.chat_template, "dataset": origin["dataset"],
         "recipe_sha256": origin["recipe_sha256"], "tool": version.tool(),
@@ -323,18 +338,12 @@ def _manifest(checkpoint: Checkpoint, target: _Target, name: str, facts: GgufFil
 def publish(target: Path, made: Path, written: dict, positions: list[dict], *beside: Path) -> Output:
     """Move a proved file out of its workspace, then what lies beside it, and the manifest last.
 
-    All of it is on the disk before the first is moved, so a full one changes nothing; at no moment does a manifest
-    stand beside other bytes. `made` has the target's name already.
+    All of it is on the disk before the first is moved, so a full one changes nothing. `made` has the target's name
+    already.
     """
     picture.write(made, written, positions)
     files.write_json(manifest.path_of(made), written)
-    files.fsync_path(made)
     same = target.exists() and files.sha256_file(target) == written["sha256"]
-    if not same:
-        manifest.path_of(target).unlink(missing_ok=True)
-        os.replace(made, target)
-        files.fsync_path(target.parent)
-    for path in (*beside, *picture.paths_of(made), manifest.path_of(made)):
-        os.replace(path, target.with_name(path.name))
-    files.fsync_path(target.parent)
+    new = [*beside, *picture.paths_of(made), manifest.path_of(made)]
+    place.publish(new if same else [made, *new], target)
     return Output(target, written, reused=same)

@@ -6,20 +6,25 @@ version 3.
 """
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from training.core import files
 from training.llamacpp import gguf_header
-from training.llamacpp.gguf_header import Header
+from training.llamacpp.gguf_header import Header, Tensor
 
 _CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The facts of one file; `tensor_types` counts tensors by type, `values` are the header's own."""
+    """The facts of one file.
+
+    `tensor_types` counts tensors by type, `values` are the header's own, `rope_factors` the numbers of the tensors that
+    stretch rope, by name.
+    """
 
     sha256: str
     tensor_sha256: str
@@ -36,6 +41,7 @@ class GgufFile:
     chat_template: str | None
     values: dict[str, object]
     tensor_names: frozenset[str]
+    rope_factors: dict[str, tuple[float, ...]]
 
 
 def inspect(path: Path) -> GgufFile:
@@ -54,7 +60,18 @@ def inspect(path: Path) -> GgufFile:
         chat_template=values.get("tokenizer.chat_template"),
         values=values,
         tensor_names=frozenset(tensor.name for tensor in header.tensors),
+        rope_factors={one.name: _numbers(path, one) for one in header.tensors if one.name.startswith("rope_")},
     )
+
+
+def _numbers(path: Path, tensor: Tensor) -> tuple[float, ...]:
+    """The values of a small tensor in F32; those of another type are none that llama.cpp reads."""
+    if tensor.kind != "F32":
+        return ()
+    with open(path, "rb") as file:
+        file.seek(tensor.begin)
+        data = file.read(tensor.num_bytes)
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def tensors_of(path: Path) -> dict:

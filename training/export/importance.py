@@ -73,11 +73,20 @@ class Importance:
         writer.close()
 
 
+def _texts(checkpoint: Checkpoint) -> probes.Texts:
+    return probes.draw_texts(checkpoint.origin["dataset"], "train", NUM_TEXTS)
+
+
+def key(checkpoint: Checkpoint) -> str:
+    """The hash of what, beside the checkpoint itself, makes the matrix: the texts, and how much of each is counted."""
+    return files.sha256_json([_texts(checkpoint).documents, MAX_TOKENS])
+
+
 def of_training_data(checkpoint: Checkpoint, architecture: str, path: Path) -> dict:
     """Count over texts of the train split and write the matrix; returns the record that manifests hold of it."""
     from training.export import reference
 
-    texts = probes.draw_texts(checkpoint.origin["dataset"], "train", NUM_TEXTS)
+    texts = _texts(checkpoint)
     longest = min(MAX_TOKENS, checkpoint.config.get("max_position_embeddings", MAX_TOKENS))
     rows = [ids[:longest] for ids in (checkpoint.encoder.encode(text).ids for text in texts.documents) if ids]
     counted = Importance(architecture, checkpoint.num_layers)

@@ -16,6 +16,7 @@ from training.export.checkpoint import CONFIG, KIND, TEMPLATE, Checkpoint
 from training.tokenizer import artifact
 
 _WEIGHTS = "model.safetensors"
+_MERGED_FROM = ("run", "step", "method", "base", "weights_sha256", "recipe_sha256")
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -72,7 +73,7 @@ def require_adapter(checkpoint: Checkpoint) -> None:
             found="no adapter_config.json", expected="a checkpoint of lora or qlora, or --format gguf",
             next_command="the same command with --format gguf in ARGS",
         )  # fmt: skip
-    checks.check_finite(checkpoint)
+    checks.check_weights(checkpoint)
 
 
 def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Standalone:
@@ -113,7 +114,7 @@ def _fill(checkpoint: Checkpoint, folder: Path) -> dict:
         "run": None, "step": None, "method": "merged", "base": None, "recipe_sha256": None,
         "dataset": origin["dataset"],
         "tokenizer": origin["tokenizer"], "weights_sha256": digest, "tool": version.tool(),
-        "merged_from": {key: origin[key] for key in ("run", "step", "method", "base", "weights_sha256")},
+        "merged_from": {key: origin[key] for key in _MERGED_FROM},
         "adapter_tensors": checkpoint.adapter.counts,
     }  # fmt: skip
     known = {_WEIGHTS: {"sha256": digest, "bytes": (folder / _WEIGHTS).stat().st_size}}

@@ -4,12 +4,15 @@ Whatever is exported under a name, in any format, lies in this one folder, and o
 folder that is empty behind a command goes with it, and so does what a killed one has left.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from training.core import files, paths, store
 from training.core.errors import UserError
+
+_READY = ".ready"
 
 
 def folder_of(name: str) -> Path:
@@ -23,7 +26,38 @@ def hold(name: str) -> Iterator[None]:
     folder = folder_of(name)
     with store.exclusive(folder / "any", "a model"):
         files.remove_leftovers(folder, is_held=True)
+        _settle(folder)
         yield
+
+
+def publish(made: Sequence[Path], gguf: Path) -> None:
+    """Move files to where `gguf` is to lie, its manifest as the last.
+
+    They go through one folder beside it, which gets its name in one step: until then the old files stand, from then on
+    the new ones, and a command that is killed on the way is finished by the next one under the name.
+    """
+    ready = made[0].with_name("ready")
+    ready.mkdir()
+    for path in made:
+        files.fsync_path(path)
+        os.replace(path, ready / path.name)
+    files.fsync_path(ready)
+    os.rename(ready, gguf.with_name(f".{gguf.name}{_READY}"))
+    files.fsync_path(gguf.parent)
+    _settle(gguf.parent)
+
+
+def _settle(folder: Path) -> None:
+    """Move what is ready to its place: at no moment does a manifest stand beside other bytes than its own."""
+    for ready in folder.glob(f".*{_READY}"):
+        gguf = folder / ready.name.removeprefix(".").removesuffix(_READY)
+        manifest = paths.gguf_manifest(gguf).name
+        if (ready / gguf.name).is_file():
+            (folder / manifest).unlink(missing_ok=True)
+        for path in sorted(ready.iterdir(), key=lambda path: (path.name == manifest, path.name != gguf.name)):
+            os.replace(path, folder / path.name)
+            files.fsync_path(folder)
+        ready.rmdir()
 
 
 def taken(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Raised when what is proved changes: files proved by an older rule are proved again.
-VERSION = 3
+VERSION = 4
 FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
@@ -64,32 +64,43 @@ class Proof:
 
         Returns the manifest's `parity` and `fingerprint`, and `positions`, what each position was off.
         """
+        told, positions = self.compare(gguf, quant, workspace, lora=lora)
+        encoder = self.checkpoint.encoder
+        with _serving(gguf, **self._settings(quant, workspace, lora)) as client:  # as it will be served
+            fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
+        return {
+            "parity": told,
+            "fingerprint": {"server": told["server"], "prompts": fingerprint},
+            "positions": positions,
+        }
+
+    def compare(
+        self, gguf: Path, quant: str, workspace: Path, *, lora: Path | None = None
+    ) -> tuple[dict, list[dict]]:  # fmt: skip
+        """Hold what the file serves against PyTorch: `parity` and `positions`. Raises RunError where it differs."""
         encoder, tokenizer = self.checkpoint.encoder, self.checkpoint.origin["tokenizer"]
-        # Half of the CPUs: on a busy machine threads that wait for each other cost more than they bring.
-        threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        ctx_size = max(len(prompt.ids) for prompt in self.prompts) + _SPARE_CONTEXT_TOKENS
-        settings = {
-            "log": workspace / f"server-{quant}.log", "ctx_size": ctx_size, "threads": threads, "lora": lora,
-        }  # fmt: skip
-        with _serving(gguf, exact=True, **settings) as client:
+        with _serving(gguf, exact=True, **self._settings(quant, workspace, lora)) as client:
             counts = ids.check(client, encoder, self.texts.lines, tokenizer["pre_tokenizer"])
             counts |= {"conversations": check_conversations(client, self.checkpoint)}
             stops = check_stops(client, self.checkpoint)
             _logger.info("%s: ids equal on %d strings and %d lines", quant, counts["nasty_strings"], counts["lines"])
             compared = parity.compare(client, self.prompts, self.reference_NV)
             figures = parity.judge(compared, quant)
-        with _serving(gguf, **settings) as client:  # as it will be served
-            fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
         _logger.info("%s: at most %g nats off, divergence %g", quant, figures["max_nats"], figures["kl_mean_nats"])
         server_text = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        told = {**figures, "drawn_from": self.texts.origin, "server": server_text, "ids": counts, "stops": stops}
+        told = {
+            "prompts": len(self.prompts), **figures, "drawn_from": self.texts.origin, "server": server_text,
+            "ids": counts, "stops": stops,
+        }  # fmt: skip
         if self.gap is not None:
             told["base_in_4_bits"] = self.gap
-        return {
-            "parity": told,
-            "fingerprint": {"server": server_text, "prompts": fingerprint},
-            "positions": parity.positions(compared),
-        }
+        return told, parity.positions(compared)
+
+    def _settings(self, quant: str, workspace: Path, lora: Path | None) -> dict:
+        # Half of the CPUs: on a busy machine threads that wait for each other cost more than they bring.
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        ctx_size = max(len(prompt.ids) for prompt in self.prompts) + _SPARE_CONTEXT_TOKENS
+        return {"log": workspace / f"server-{quant}.log", "ctx_size": ctx_size, "threads": threads, "lora": lora}
 
 
 @contextlib.contextmanager
