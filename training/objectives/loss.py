@@ -7,10 +7,9 @@ Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T
 V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from training.objectives.contract import Tensors
 
@@ -73,6 +72,7 @@ def logits_of(model: torch.nn.Module) -> Logits:
         logits_NV = logits_NV * factor if factor else logits_NV
         return torch.tanh(logits_NV / cap) * cap if cap else logits_NV
 
+    logits.head = head
     return logits
 
 
@@ -81,7 +81,8 @@ def summed_nats(
 ) -> torch.Tensor:  # fmt: skip
     """Sum a loss over trained positions; with `chunk`, logits of that many exist at once.
 
-    A chunk's logits are computed again in the backward pass, so value and gradient are those of the whole.
+    A chunk's gradient is made as soon as its loss is, so nothing is computed twice, and value and gradient are those of
+    the whole.
 
     Args:
         targets: what `nats` is given beside the logits, one row a position.
@@ -92,5 +93,43 @@ def summed_nats(
 
     if chunk == 0 or len(hidden_ND) <= chunk:
         return of(hidden_ND, *targets)
-    parts = zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True)
-    return torch.stack([checkpoint(of, *part, use_reentrant=False) for part in parts]).sum()
+    parts = list(zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True))
+    if not torch.is_grad_enabled():
+        return torch.stack([of(*part) for part in parts]).sum()
+    trained = [weight for weight in _parameters(logits) if weight.requires_grad]
+    return _Chunked.apply(of, parts, hidden_ND, *trained)
+
+
+def _parameters(logits: Logits) -> Iterator[torch.Tensor]:
+    """What the logits are computed with besides the hidden states."""
+    head = logits if isinstance(logits, torch.nn.Module) else logits.head
+    return head.parameters()
+
+
+class _Chunked(torch.autograd.Function):
+    """The sum of a loss over chunks, whose gradients are made going forward, one chunk at a time."""
+
+    @staticmethod
+    def forward(ctx, of, parts, hidden_ND, *trained):
+        total, wanted = [], hidden_ND.requires_grad
+        hidden_grads, grads = [], [None] * len(trained)
+        for hidden_MD, *targets in parts:
+            with torch.enable_grad():
+                hidden_MD = hidden_MD.detach().requires_grad_(wanted)
+                nats = of(hidden_MD, *targets)
+            into = [*([hidden_MD] if wanted else []), *trained]
+            found = list(torch.autograd.grad(nats, into))
+            total.append(nats.detach())
+            del nats
+            if wanted:
+                hidden_grads.append(found.pop(0))
+            for place, grad in enumerate(found):
+                grads[place] = grad if grads[place] is None else grads[place].add_(grad)
+            del found
+        ctx.grads = [torch.cat(hidden_grads) if wanted else None, *grads]
+        return torch.stack(total).sum()
+
+    @staticmethod
+    def backward(ctx, factor):
+        grads, ctx.grads = ctx.grads, None
+        return None, None, *(None if grad is None else grad.mul_(factor) for grad in grads)
