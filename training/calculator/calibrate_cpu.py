@@ -26,13 +26,12 @@ from training.recipe.model import Recipe
 _ALLOWED = 0.01
 _PHASES = {  # the formula's instants that lie in a phase of a step
     "forward": ("layer_forward", "forward_end"),
-    "backward": (
-        "loss_backward", "head_backward", "chunks_end", "norm_backward", "layer_backward", "first_layer_backward",
-        "backward_end",
-    ),
+    "backward": ("chunks_end", "norm_backward", "layer_backward", "first_layer_backward", "backward_end"),
     "optimizer_step": ("optimizer_step",),
     "evaluation": ("evaluation",),
-}  # fmt: skip
+}
+_OF_THE_LOSS = ("loss_backward", "head_backward")
+"""Instants of the backward pass; of the forward pass where a loss in chunks makes its gradients there."""
 
 
 def calibrate(resolved: Resolved, make_probe: MakeProbe) -> tuple[dict, list[Comparison]]:
@@ -66,11 +65,9 @@ def _require_room(needed_bytes: int) -> None:
 def _estimated(recipe: Recipe, estimate: object) -> dict[str, int]:
     plan = Plan.of(recipe, on_cpu=True)
     instants = {instant.name: instant.num_bytes for instant in estimate.instants}
-    phases = {phase: max(instants[name] for name in names if name in instants) for phase, names in _PHASES.items()}
-    if plan.has_chunks:
-        at_loss = {name: instants.pop(name) for name in ("loss_backward", "head_backward")}
-        phases = {phase: max(instants[name] for name in names if name in instants) for phase, names in _PHASES.items()}
-        phases["forward"] = max(phases["forward"], *at_loss.values())
+    of_the_loss = "forward" if plan.has_chunks else "backward"
+    within = _PHASES | {of_the_loss: (*_PHASES[of_the_loss], *_OF_THE_LOSS)}
+    phases = {phase: max(instants[name] for name in names if name in instants) for phase, names in within.items()}
     return {
         "weights": formula.weights(plan).num_bytes,
         "saved_tensors": _saved(plan),

@@ -2,10 +2,10 @@
 
 F32 and F16 are held to nats. The others round so much that near ties flip, so they are held to the KL divergence as a
 share of what a position tells (the mean divergence of the model's own distributions from their average), which is the
-same for a model that tells much and one that tells little, and to the share of equal first choices: each limit twice the
-worse of what SmolLM2-135M-Instruct showed in two measurements, 264 positions of the built-in passages and conversations,
-and 271 of the docstrings' validation split; none is raised without a new one. A zeroed layer, or query and key rows in
-the wrong order, cost 0.04 nats and more.
+same for a model that tells much and one that tells little, and to the share of equal first choices: each limit twice
+the worse of what SmolLM2-135M-Instruct showed in two measurements, 264 positions of the built-in passages and
+conversations, and 271 of the docstrings' validation split; none is raised without a new one. A zeroed layer, or query
+and key rows in the wrong order, cost 0.04 nats and more.
 """
 
 from dataclasses import dataclass
