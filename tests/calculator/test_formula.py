@@ -130,13 +130,25 @@ def test_the_optimizer_instant_is_the_textbook_16_bytes_a_parameter(recipe):
     assert terms["optimizer_states"] / (1 << 20) == pytest.approx(949.4, abs=0.05)
 
 
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(4096, 8192), (50257, 640), (151936, 192), (1 << 24, 64)])
+def test_by_default_the_logits_of_as_many_positions_exist_as_128_mib_hold(recipe, vocabulary: int, tokens: int):
+    def at_once(micro_batch: int, *more: str) -> int:
+        changed = (f"model.arch.vocab_size={vocabulary}", f"data.micro_batch={micro_batch}", "data.seq_len=256")
+        return Plan.of(recipe(*changed, *more), on_cpu=True).logit_tokens
+
+    assert at_once(64) == tokens
+    assert at_once(64, "memory.loss_chunk=0") == 64 * 256 and at_once(64, "memory.loss_chunk=100") == 100
+    assert at_once(1) == min(tokens, 256)
+
+
 @pytest.mark.parametrize(
     ("batch", "length", "vocabulary", "sixteen", "thirty_two"),
     [(8, 1024, 50257, 785.3, 1570.5), (1, 4096, 151936, 1187.0, 2374.0)],
 )
 def test_evaluation_has_its_logits(recipe, batch, length, vocabulary, sixteen, thirty_two):
     """B69: one tensor of logits in 16 and in 32 bits, to a tenth of a MiB; more batches need no more."""
-    fixed = ("model.arch.max_position_embeddings=8192", "model.arch.hidden_size=64", "model.arch.num_hidden_layers=1")
+    fixed = ("model.arch.max_position_embeddings=8192", "model.arch.hidden_size=64", "model.arch.num_hidden_layers=1",
+             "memory.loss_chunk=0")  # fmt: skip
     changed = (*fixed, f"data.micro_batch={batch}", f"data.seq_len={length}", f"model.arch.vocab_size={vocabulary}")
 
     def evaluation(*more: str) -> int:
@@ -240,7 +252,7 @@ def test_levers_are_priced_by_the_estimate_itself(recipe):
         "memory.attention=sdpa",
         "optimizer.name=adamw8bit",
         "optimizer.impl=fused",
-        "memory.loss_chunk=512",
+        "memory.loss_chunk=128",
     }
     for lever in found:
         pulled = dict(pair.split("=") for pair in (*heavy, *lever.override.split()))

@@ -102,7 +102,10 @@ def test_two_processes_tune_a_base_as_one_does(
 ):
     """Adapters beside a base that no process trains, and every weight of it with checkpointed layers."""
     world = make_world(tmp_path, monkeypatch)
-    both = {"lora": ("lora.dropout=0", "memory.loss_chunk=8"), "full": ("memory.gradient_checkpointing=true",)}
+    both = {
+        "lora": ("lora.dropout=0", "memory.loss_chunk=8"),
+        "full": ("memory.gradient_checkpointing=true", "memory.loss_chunk=8"),
+    }
     for method, more in both.items():
         arguments = (nursery, world / f"{method}.yaml", "batch.accumulate=3", *more)
         alike(train(*arguments, *together, before=bases_here()), train(*arguments, before=bases_here()))

@@ -1,14 +1,16 @@
 """Packing for pretraining: every token once, no document sees another, losses independent of the batch."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from training.objectives.contract import measure
-from training.objectives.loss import summed_nats
+from training.objectives.loss import Logits, logits_of, summed_nats
 from training.objectives.stream import StreamRows
+from training.objectives.trained_rows import HeadWithRows
 
 BOS, EOS, PAD, VOCAB = 0, 1, 2, 32
 
@@ -93,8 +95,19 @@ def test_the_measured_loss_does_not_depend_on_the_batch():
         assert score.loss_nats == pytest.approx(scores[0].loss_nats, abs=1e-6)
 
 
+def _with_rows(head: torch.nn.Linear) -> HeadWithRows:
+    head.requires_grad_(False)
+    return HeadWithRows(head, torch.nn.Parameter(torch.randn(2, 16)), VOCAB - 2)
+
+
+def _capped(head: torch.nn.Linear) -> Logits:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(final_logit_softcapping=2.0))
+    return logits_of(SimpleNamespace(get_output_embeddings=lambda: head, config=config))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int):
+@pytest.mark.parametrize("kind", ["trained", "frozen", "with trained rows", "capped"])
+def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int, kind: str):
     torch.manual_seed(0)
     labels_N = torch.randint(0, VOCAB, (7,))
     found = []
@@ -102,15 +115,21 @@ def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int):
         torch.manual_seed(1)
         head = torch.nn.Linear(16, VOCAB, bias=False)
         hidden_ND = torch.randn(7, 16, requires_grad=True)
-        nats = summed_nats(head, hidden_ND, (labels_N,), size)
-        nats.backward()
-        found.append((nats.detach(), hidden_ND.grad, head.weight.grad))
+        logits = {"with trained rows": _with_rows, "capped": _capped}.get(kind, lambda head: head)(head)
+        if kind == "frozen":
+            head.requires_grad_(False)
+        trained = list((head if kind == "capped" else logits).parameters())
+        (3 * summed_nats(logits, hidden_ND, (labels_N,), size) / 7).backward()
+        with torch.no_grad():
+            nats = summed_nats(logits, hidden_ND, (labels_N,), size)
+        found.append([nats, hidden_ND.grad, *(one.grad for one in trained if one.requires_grad)])
+    assert len(found[0]) == (2 if kind == "frozen" else 3)
     for whole, chunked in zip(*found, strict=True):
         assert torch.allclose(whole, chunked, rtol=1e-5, atol=1e-6)
 
 
 def test_chunks_keep_fewer_logits_alive():
-    """Nothing of a chunk's logits is saved for the backward pass: only its inputs are."""
+    """A chunk's graph is walked before the next one's logits are made."""
     head, hidden_ND = torch.nn.Linear(16, VOCAB), torch.randn(64, 16, requires_grad=True)
     labels_N = torch.zeros(64, dtype=torch.long)
     saved: dict[int, int] = {}

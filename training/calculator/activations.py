@@ -24,8 +24,9 @@ class Activations:
 
     layer: dict[str, int]  # what one layer keeps, by the part that made it
     first_layer_bytes: int  # less where nothing before it is trained
-    final_bytes: int  # of the final norm and the head's input
+    final_bytes: int  # of the final norm, and of the head's input but where the loss goes in chunks
     flight_bytes: int  # the most that a layer's backward holds beyond its set
+    norm_flight_bytes: int  # the same of the final norm
     recomputed_bytes: int  # a layer's set beyond its stored input, under checkpointing
     passing_bytes: int  # the most that a layer holds beyond its input where it keeps nothing
 
@@ -34,10 +35,10 @@ class Activations:
         """Run two layers, the final norm and the head forward, and the second layer backward."""
         first = _Walk(plan).keeps(Block.layer, not plan.is_adapter or plan.adapts_embedding)
         layer = _Walk(plan).keeps(Block.layer)
-        final = _Walk(plan).keeps(Block.head)
+        final = _Walk(plan).keeps(Block.final_norm if plan.has_chunks else Block.head)
         flight, recomputed = _Walk(plan).flight()
-        passing = _Walk(plan).passing()
-        return cls(layer, sum(first.values()), sum(final.values()), flight, recomputed, passing)
+        norm_flight, passing = _Walk(plan).norm_flight(), _Walk(plan).passing()
+        return cls(layer, sum(first.values()), sum(final.values()), flight, norm_flight, recomputed, passing)
 
     @property
     def layer_bytes(self) -> int:
@@ -78,6 +79,18 @@ class _Walk:
         copies = self.tape.saved_bytes().get(MASK, 0)
         self.tape.backward()
         return self.counter.peak_allocated_bytes - kept, kept - stored - copies if is_stored else 0
+
+    def norm_flight(self) -> int:
+        """The most in the final norm's backward beyond its set."""
+        x, grad = self._stream(), self._stream()
+        slot = self.block.final_norm(x).slot
+        del x
+        self.counter.peak_allocated_bytes = 0  # of the way back alone
+        kept = self.counter.allocated_bytes - grad.num_bytes
+        self.tape.gather(slot, grad)
+        del grad
+        self.tape.backward()
+        return self.counter.peak_allocated_bytes - kept
 
     def passing(self) -> int:
         """The most that a layer which keeps nothing holds beyond its input, its mask's copy apart."""

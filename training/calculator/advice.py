@@ -18,7 +18,7 @@ from training.recipe.model import Lora, Recipe, section
 
 _COSTS = ("nothing", "some speed", "about a third more time", "states in 8 bits", "speed, where states are paged in",
           "shorter context", "adapters instead of all weights", "adapters on a 4-bit base")  # fmt: skip
-_CHUNK_TOKENS = 512
+_CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True)

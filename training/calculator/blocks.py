@@ -41,10 +41,13 @@ class Block:
     def head(self, x: Tensor) -> Tensor:
         """The final norm, and the head on the positions whose logits exist at once."""
         shape, plan = self.plan.shape, self.plan
-        hidden = self.norm(x, shape.hidden_size)
-        if plan.logit_tokens < plan.T:
+        hidden = self.final_norm(x)
+        if plan.has_chunks:
             hidden = self.tape.part_of(hidden, plan.logit_tokens * shape.hidden_size)
         return self.linears("lm_head", hidden, self.embedding if shape.tied else None)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.plan.shape.hidden_size)
 
     def logits(self, x: Tensor) -> Tensor:
         """What the head gives; a cap scales it, keeps its tanh, and scales it back."""

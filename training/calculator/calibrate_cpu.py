@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator
 
 from training.calculator import devices, formula
@@ -25,12 +26,12 @@ from training.recipe.model import Recipe
 _ALLOWED = 0.01
 _PHASES = {  # the formula's instants that lie in a phase of a step
     "forward": ("layer_forward", "forward_end"),
-    "backward": (
-        "loss_backward", "head_backward", "chunks_joined", "layer_backward", "first_layer_backward", "backward_end",
-    ),
+    "backward": ("chunks_end", "norm_backward", "layer_backward", "first_layer_backward", "backward_end"),
     "optimizer_step": ("optimizer_step",),
     "evaluation": ("evaluation",),
-}  # fmt: skip
+}
+_OF_THE_LOSS = ("loss_backward", "head_backward")
+"""Instants of the backward pass; of the forward pass where a loss in chunks makes its gradients there."""
 
 
 def calibrate(resolved: Resolved, make_probe: MakeProbe) -> tuple[dict, list[Comparison]]:
@@ -64,7 +65,9 @@ def _require_room(needed_bytes: int) -> None:
 def _estimated(recipe: Recipe, estimate: object) -> dict[str, int]:
     plan = Plan.of(recipe, on_cpu=True)
     instants = {instant.name: instant.num_bytes for instant in estimate.instants}
-    phases = {phase: max(instants[name] for name in names if name in instants) for phase, names in _PHASES.items()}
+    of_the_loss = "forward" if plan.has_chunks else "backward"
+    within = _PHASES | {of_the_loss: (*_PHASES[of_the_loss], *_OF_THE_LOSS)}
+    phases = {phase: max(instants[name] for name in names if name in instants) for phase, names in within.items()}
     return {
         "weights": formula.weights(plan).num_bytes,
         "saved_tensors": _saved(plan),
@@ -83,7 +86,7 @@ def _saved(plan: Plan) -> int:
     saved = formula.saved_activations(plan, Activations.of(plan)).num_bytes
     if not plan.recipe.memory.gradient_checkpointing:
         saved += formula.attention_mask(plan).num_bytes + formula.positions(plan).num_bytes
-    if plan.logit_tokens == plan.T:
+    if not plan.has_chunks:
         saved += 4 * plan.T * plan.shape.vocab_size
     return saved
 
@@ -118,7 +121,7 @@ class _Parts:
         parameters = list(probe.model.parameters())
         self._parameters = parameters
         self._own = {tensor.untyped_storage()._cdata for tensor in parameters}
-        self._saved: dict[int, int] = {}
+        self._saved = weakref.WeakSet()
         self.weights = sum(tensor.nbytes + _scale_bytes(tensor) for tensor in parameters)
         self.states = sum(tensor.nbytes for state in probe.optimizer.state.values() for tensor in state.values())
         self.standing = self.weights + self.states + sum(tensor.nbytes for tensor in probe.model.buffers())
@@ -129,19 +132,25 @@ class _Parts:
         from torch.autograd.graph import saved_tensors_hooks
         from torch.profiler import record_function
 
-        self._saved.clear()
-        hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
         with record_function(f"phase:{name}"), hooks if name == "forward" else contextlib.nullcontext():
             yield
-        self.saved = max(self.saved, sum(self._saved.values()))
+        storages = {saved.tensor.untyped_storage()._cdata: saved.tensor.untyped_storage() for saved in self._saved}
+        self.saved = max(self.saved, sum(one.nbytes() for key, one in storages.items() if key not in self._own))
         held = sum(one.grad.nbytes for one in self._parameters if one.grad is not None)
         self.gradients = max(self.gradients, held)
 
     def _pack(self, tensor: object) -> object:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._own:
-            self._saved[storage._cdata] = storage.nbytes()
-        return tensor
+        saved = _Saved(tensor)
+        self._saved.add(saved)
+        return saved
+
+
+class _Saved:
+    """A tensor for as long as the graph keeps it: a loss in chunks has walked its own graphs when it ends."""
+
+    def __init__(self, tensor: object):
+        self.tensor = tensor
 
 
 def _scale_bytes(parameter: object) -> int:

@@ -76,14 +76,15 @@ def _alone(plan: Plan, replayed: Replayed | None) -> tuple[Instant, ...]:
     saved = (*held, saved_activations(plan, kept_by), *mask)
     own_head = () if plan.accumulates and not plan.shape.tied else _if(head_gradient(plan))
     last = (*standing, gradients(plan), *kept)
-    joined, head = chunk_gradients(plan, 3), chunk_gradients(plan, 2) or _if(head_gradient(plan))
+    at_loss = (*saved, *_if(head_input(plan))) if plan.has_chunks else saved
     at = {
         "load": (weights(plan), *_if(load_temporaries(plan))),
         "layer_forward": (*held, layers, *mask, passing_layer(kept_by)) if is_recomputed else (),
-        "forward_end": (*saved, *_if(head_input(plan)), logits(plan)),
-        "loss_backward": (*saved, *chunk_gradients(plan, 1), loss_backward(plan)),
-        "head_backward": (*saved, *head, head_backward(plan)),
-        "chunks_joined": (*saved, *joined) if joined else (),
+        "forward_end": (*saved, *_if(head_input(plan)), *chunk_gradients(plan, 1), logits(plan)),
+        "loss_backward": (*at_loss, *chunk_gradients(plan, 1), loss_backward(plan)),
+        "head_backward": (*at_loss, *(chunk_gradients(plan, 2) or _if(head_gradient(plan))), head_backward(plan)),
+        "chunks_end": (*saved, *chunk_gradients(plan, 1)) if plan.has_chunks else (),
+        "norm_backward": (*saved, *own_head, norm_backward(kept_by)) if plan.has_chunks else (),
         "layer_backward": (*held, layers, *mask, *kept, *own_head, *layer_backward(plan, kept_by)),
         "first_layer_backward": (*standing, *mask, *kept, *first_layer_backward(plan, kept_by)),
         "backward_end": (*last, *_if(embedding_gradients(plan))),
@@ -97,7 +98,7 @@ def _alone(plan: Plan, replayed: Replayed | None) -> tuple[Instant, ...]:
 
 def _first_step(later: tuple[Instant, ...]) -> Instant:
     """The highest moment of the first step before its optimizer step: there are no states yet."""
-    parts = ("forward", "backward", "chunks")
+    parts = ("forward", "backward")
     before = [instant for instant in later if any(part in instant.name for part in parts)]
     terms = [[term for term in instant.terms if term.name != "optimizer_states"] for instant in before]
     return Instant("first_step_backward", tuple(max(terms, key=lambda ones: sum(one.num_bytes for one in ones))))
@@ -114,18 +115,21 @@ def _if(term: Term) -> tuple[Term, ...]:
 def saved_activations(plan: Plan, kept: Activations) -> Term:
     """What the layers, the final norm and the head keep, at the end of the forward pass."""
     stored = saved_layers(plan, kept)
-    last = kept.final_bytes + (_chunk_inputs(plan) if plan.is_adapter and not plan.adapts_head else 0)
+    last, told = kept.final_bytes, "" if plan.has_chunks else " and the head's input"
     return Term(
         "activations",
         stored.num_bytes + last,
-        f"{stored.equation} + T * {last / plan.T:.10g} of the final norm and the head's input",
+        f"{stored.equation} + T * {last / plan.T:.10g} of the final norm{told}",
         stored.source,
     )
 
 
-def _chunk_inputs(plan: Plan) -> int:
-    """What a loss in chunks keeps to compute each again, where a frozen head keeps nothing itself."""
-    return 0 if plan.is_hf or plan.logit_tokens == plan.T else plan.T * plan.z * plan.shape.hidden_size
+def _head_is_trained(plan: Plan) -> bool:
+    return not plan.is_adapter or plan.adapts_head
+
+
+def _head_input_bytes(plan: Plan) -> int:
+    return plan.T * plan.z * plan.shape.hidden_size
 
 
 def saved_layers(plan: Plan, kept: Activations) -> Term:
@@ -157,10 +161,9 @@ def positions(plan: Plan) -> Term:
 
 
 def head_input(plan: Plan) -> Term:
-    """The hidden states that have a label, which the trainer's step holds where neither head nor chunks keep them."""
-    is_kept = not plan.is_adapter or plan.adapts_head or plan.logit_tokens < plan.T
-    size = 0 if is_kept or plan.is_hf else plan.T * plan.z * plan.shape.hidden_size
-    return Term("hidden_states", size, "T * z*h", "the head's input")
+    """The hidden states that have a label, which the trainer's step holds where the head does not keep them."""
+    is_kept = plan.is_hf or (_head_is_trained(plan) and not plan.has_chunks)
+    return Term("hidden_states", 0 if is_kept else _head_input_bytes(plan), "T * z*h", "the head's input")
 
 
 def logits(plan: Plan) -> Term:
@@ -215,15 +218,18 @@ def head_gradient(plan: Plan) -> Term:
 
 
 def chunk_gradients(plan: Plan, heads: int) -> tuple[Term, ...]:
-    """What a loss in chunks piles up while it goes back: the hidden states' gradients, and the head's.
+    """What a loss in chunks makes going forward: the hidden states' gradients, and the head's.
 
-    `heads` is 1 for the sum so far, 2 with the next chunk's beside it, 3 while the two are added up.
+    `heads` is 1 for the sum so far, 2 with a chunk's own beside it.
     """
-    if plan.logit_tokens == plan.T:
+    if not plan.has_chunks:
         return ()
-    hidden = Term("hidden_gradients", plan.T * plan.z * plan.shape.hidden_size, "T * z*h", "one part a chunk")
-    one = head_gradient(plan)
+    hidden, one = Term("hidden_gradients", _head_input_bytes(plan), "T * z*h", "of all chunks"), head_gradient(plan)
     return hidden, *_if(Term(one.name, heads * one.num_bytes, f"{heads} * {one.equation}", one.source))
+
+
+def norm_backward(kept: Activations) -> Term:
+    return Term("norm_backward", kept.norm_flight_bytes, "the final norm walked back, its gradients", _AUTOGRAD)
 
 
 def layer_backward(plan: Plan, kept: Activations) -> tuple[Term, ...]:
@@ -293,7 +299,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         "modules as transformers 5.24 writes them, without torch.compile and without fused kernels",
     ]
     if recipe.memory.loss_chunk == "auto":
-        lines.append("memory.loss_chunk auto: the logits of the whole micro-batch at once")
+        lines.append(f"memory.loss_chunk auto: the logits of {plan.logit_tokens} positions at once")
     if recipe.memory.compile:
         lines.append("what a compiled step takes is not promised: this is the estimate of the plain one")
     if plan.is_adapter:

@@ -27,8 +27,8 @@ _DDP = "DistributedDataParallel's reducer: buckets of 25 MiB, a second copy of t
 _FSDP2 = "fully_shard of each block and the model: FSDPParamGroup"
 _SHARDED = ("weights", "gradients", "optimizer_states", "step_temporaries")
 _BLOCKS_GATHERED = {
-    "layer_forward": 2, "forward_end": 1, "loss_backward": 1, "head_backward": 1, "chunks_joined": 1,
-    "layer_backward": 2, "first_layer_backward": 2, "backward_end": 0, "evaluation": 2,
+    "layer_forward": 2, "forward_end": 1, "loss_backward": 1, "head_backward": 1, "chunks_end": 1,
+    "norm_backward": 1, "layer_backward": 2, "first_layer_backward": 2, "backward_end": 0, "evaluation": 2,
 }  # fmt: skip
 """Beside the root's parameters, which are gathered at each of these instants."""
 
@@ -129,8 +129,10 @@ def _unreduced(plan: Plan, name: str) -> Term:
     root = 0 if plan.is_adapter else _root_bytes(plan)
     at_end = root + 2 * embedding if plan.shape.tied else root  # a tied one's two contributions beside their sum
     size, how = {
-        "head_backward": (embedding, "head"),
-        "chunks_joined": (3 * embedding, "3 * head"),
+        "loss_backward": (embedding if plan.has_chunks else 0, "head"),
+        "head_backward": (embedding * (2 if plan.has_chunks else 1), "head, of chunks a sum and one"),
+        "chunks_end": (embedding, "head"),
+        "norm_backward": (embedding, "head"),
         "layer_backward": (2 * block + embedding, "2 * block + head"),
         "first_layer_backward": (2 * block + embedding, "2 * block + head"),
         "backward_end": (block + at_end, "block + root, tied with its contributions"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from training.calculator.calibration import Calibration, find
 from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
-from training.recipe.model import Recipe
+from training.recipe.model import Recipe, chunk_tokens
 
 if TYPE_CHECKING:
     from training.calculator.parallel import Parallel
@@ -92,9 +92,16 @@ class Plan:
 
     @cached_property
     def logit_tokens(self) -> int:
-        """Positions whose logits exist at once. `auto` is the whole batch."""
-        chunk = self.recipe.memory.loss_chunk
-        return min(self.T, chunk) if isinstance(chunk, int) and chunk > 0 else self.T
+        """Positions whose logits exist at once; the hf profile's plain step has chunks where they are asked for."""
+        memory = self.recipe.memory
+        is_whole = self.is_hf and memory.loss_chunk == "auto"
+        chunk = 0 if is_whole else chunk_tokens(memory.loss_chunk, self.shape.vocab_size)
+        return min(self.T, chunk or self.T)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the loss goes in chunks, whose gradients are made going forward."""
+        return self.logit_tokens < self.T
 
     @cached_property
     def logit_bytes(self) -> int:

@@ -7,12 +7,12 @@ Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T
 V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from training.objectives.contract import Tensors
+from training.recipe.model import chunk_tokens
 
 WHOLE_LOGITS = "gives_whole_logits"
 """Set on a model whose head cannot be applied alone."""
@@ -30,13 +30,14 @@ def of_labels(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
 
 
 def trained_nats(
-    model: torch.nn.Module, tensors: Tensors, chunk: int = 0, nats: Nats = of_labels, known: tuple = ("labels_N",)
+    model: torch.nn.Module, tensors: Tensors, chunk: int | str = 0, nats: Nats = of_labels,
+    known: tuple = ("labels_N",),
 ) -> torch.Tensor:  # fmt: skip
     """Sum the loss in nats over a batch's labels.
 
     Args:
         tensors: `input_ids_BT`, `trained_N` and `labels_N`; `positions_BT` where records share a row.
-        chunk: trained positions whose logits exist at once; 0 for all of them.
+        chunk: trained positions whose logits exist at once; 0 for all of them, or `auto`.
         known: the names of the tensors that `nats` is given beside the logits, one row a position.
     """
     targets = tuple(tensors[name] for name in known)
@@ -50,6 +51,7 @@ def trained_nats(
     hidden_ND = _those(model.base_model(**inputs).last_hidden_state.flatten(0, 1), tensors["trained_N"])
     if torch.is_grad_enabled() and (summed := getattr(model, SUMMED, None)):
         return summed(hidden_ND, *targets)
+    chunk = chunk_tokens(chunk, model.config.get_text_config().vocab_size)
     return summed_nats(logits_of(model), hidden_ND, targets, chunk, nats)
 
 
@@ -73,6 +75,7 @@ def logits_of(model: torch.nn.Module) -> Logits:
         logits_NV = logits_NV * factor if factor else logits_NV
         return torch.tanh(logits_NV / cap) * cap if cap else logits_NV
 
+    logits.head = head
     return logits
 
 
@@ -81,7 +84,8 @@ def summed_nats(
 ) -> torch.Tensor:  # fmt: skip
     """Sum a loss over trained positions; with `chunk`, logits of that many exist at once.
 
-    A chunk's logits are computed again in the backward pass, so value and gradient are those of the whole.
+    A chunk's gradient is made as soon as its loss is, so nothing is computed twice, and value and gradient are those of
+    the whole.
 
     Args:
         targets: what `nats` is given beside the logits, one row a position.
@@ -92,5 +96,42 @@ def summed_nats(
 
     if chunk == 0 or len(hidden_ND) <= chunk:
         return of(hidden_ND, *targets)
-    parts = zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True)
-    return torch.stack([checkpoint(of, *part, use_reentrant=False) for part in parts]).sum()
+    if not torch.is_grad_enabled():
+        parts = zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True)
+        return torch.stack([of(*part) for part in parts]).sum()
+    trained = [weight for weight in _parameters(logits) if weight.requires_grad]
+    return _Chunked.apply(of, chunk, targets, hidden_ND, *trained)
+
+
+def _parameters(logits: Logits) -> Iterator[torch.Tensor]:
+    """What the logits are computed with besides the hidden states."""
+    head = logits if isinstance(logits, torch.nn.Module) else logits.head
+    return head.parameters()
+
+
+class _Chunked(torch.autograd.Function):
+    """The sum of a loss over chunks, whose gradients are made going forward, one chunk at a time."""
+
+    @staticmethod
+    def forward(ctx, of, chunk, targets, hidden_ND, *trained):
+        reaches_ND = torch.empty_like(hidden_ND) if hidden_ND.requires_grad else None
+        total, grads = hidden_ND.new_zeros((), dtype=torch.float32), [None] * len(trained)
+        for start in range(0, len(hidden_ND), chunk):
+            those = slice(start, start + chunk)
+            with torch.enable_grad():
+                hidden_MD = hidden_ND[those].detach().requires_grad_(reaches_ND is not None)
+                nats = of(hidden_MD, *(one[those] for one in targets))
+            total += nats.detach()
+            found = torch.autograd.grad(nats, [*([] if reaches_ND is None else [hidden_MD]), *trained])
+            if reaches_ND is not None:
+                reaches_ND[those] = found[0]
+            news = found[len(found) - len(trained) :]
+            grads = [new if old is None else old.add_(new) for old, new in zip(grads, news, strict=True)]
+            del nats, found, news
+        ctx.grads = [reaches_ND, *grads]
+        return total
+
+    @staticmethod
+    def backward(ctx, factor):
+        grads, ctx.grads = ctx.grads, None  # a graph is walked once
+        return None, None, None, *(None if grad is None else grad.mul_(factor) for grad in grads)

@@ -100,10 +100,9 @@ class Method(abc.ABC):
 
     def row_settings(self, recipe: Recipe, tokenizer: Tokenizer) -> dict:
         """What every kind of rows takes of a recipe."""
-        chunk = recipe.memory.loss_chunk
         return {
             "seq_len": recipe.data.seq_len,
-            "loss_chunk": 0 if chunk == "auto" else chunk,
+            "loss_chunk": recipe.memory.loss_chunk,
             "pad_id": tokenizer.pad_id or 0,
         }
 

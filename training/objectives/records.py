@@ -26,12 +26,12 @@ class RecordRows:
         seq_len: the most inputs of a packed row.
         packs: whether records share rows.
         seed: which of the records of equal length meet in a row.
-        loss_chunk: trained positions whose logits exist at once; 0 for all of them.
+        loss_chunk: trained positions whose logits exist at once; 0 for all of them, or `auto`.
     """
 
     def __init__(
         self, split: TokenSplit, num_bytes_V: np.ndarray, *, seq_len: int, packs: bool = False, seed: int = 0,
-        pad_id: int = 0, loss_chunk: int = 0,
+        pad_id: int = 0, loss_chunk: int | str = 0,
     ):  # fmt: skip
         self._split, self._num_bytes_V = split, num_bytes_V
         self._offsets = np.asarray(split.offsets).astype(np.int64)

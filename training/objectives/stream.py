@@ -24,11 +24,11 @@ class StreamRows:
         split: the flat tokens and where each text begins.
         num_bytes_V: bytes of text that each token stands for, 0 for specials.
         seq_len: inputs of a row.
-        loss_chunk: trained positions whose logits exist at once; 0 for all of them.
+        loss_chunk: trained positions whose logits exist at once; 0 for all of them, or `auto`.
     """
 
     def __init__(
-        self, split: TokenSplit, num_bytes_V: np.ndarray, *, seq_len: int, pad_id: int = 0, loss_chunk: int = 0
+        self, split: TokenSplit, num_bytes_V: np.ndarray, *, seq_len: int, pad_id: int = 0, loss_chunk: int | str = 0
     ):
         self._split, self._num_bytes_V = split, num_bytes_V.astype(np.int64)
         self._starts = np.asarray(split.offsets[:-1]).astype(np.int64)  # else each search would convert all of them

@@ -47,12 +47,17 @@ class Data:
     template_date: str | None
 
 
+def chunk_tokens(loss_chunk: int | str, vocab_size: int) -> int:
+    """Positions whose logits exist at once, 0 for all: `auto` is as many as 128 MiB hold in float32, in whole 64."""
+    return max(64, (1 << 25) // vocab_size // 64 * 64) if loss_chunk == "auto" else loss_chunk
+
+
 @dataclass(frozen=True)
 class Memory:
     gradient_checkpointing: bool
     attention: str
     weights: str
-    loss_chunk: int | str  # "auto", 0 for the whole logits, or a number of tokens
+    loss_chunk: int | str  # "auto" (`chunk_tokens`), 0 for the whole logits, or a number of tokens
     loss_kernel: str
     double_quant: bool
     kbit_upcast: bool | str  # or "auto"
