@@ -39,19 +39,18 @@ class Block:
         return out
 
     def head(self, x: Tensor) -> Tensor:
-        """The final norm, and the head on the positions whose logits exist at once."""
-        shape, plan = self.plan.shape, self.plan
-        hidden = self.final_norm(x)
-        if plan.has_chunks:
-            hidden = self.tape.part_of(hidden, plan.logit_tokens * shape.hidden_size)
-        return self.linears("lm_head", hidden, self.embedding if shape.tied else None)
+        """The final norm and the head on every position."""
+        return self.lm_head(self.final_norm(x))
 
     def final_norm(self, x: Tensor) -> Tensor:
         return self.norm(x, self.plan.shape.hidden_size)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        return self.linears("lm_head", hidden, self.embedding if self.plan.shape.tied else None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
         """What the head gives; a cap scales it, keeps its tanh, and scales it back."""
-        tape, out = self.tape, self.head(x)
+        tape, out = self.tape, self.lm_head(hidden)
         if not self.plan.shape.logit_cap:
             return out
         return tape.elementwise(tape.elementwise(tape.elementwise(out), keeps_output=True))

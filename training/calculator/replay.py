@@ -16,7 +16,7 @@ from training.calculator import allocator as caching
 from training.calculator.allocator import CachingAllocator
 from training.calculator.blocks import Block
 from training.calculator.plan import Plan
-from training.calculator.tape import Tape, Tensor
+from training.calculator.tape import PARAMETER, Tape, Tensor
 from training.calculator.timeline import Recorder, Timeline
 
 LEAST_EIGHT_BIT = 4096
@@ -86,7 +86,7 @@ class Step:
         if not stored:
             del mask  # layers that are computed again read it again
         slot = last.slot
-        self.loss(last)
+        (self.chunked_loss if self.plan.has_chunks else self.loss)(self.block.final_norm(last))
         del last
         self.use_workspace(2)
         self.backward(stored, slot)
@@ -132,11 +132,38 @@ class Step:
         tape.keeps, self.head_node = True, len(tape.nodes)
         return [*stored, x]
 
-    def loss(self, x: Tensor) -> None:
+    def chunked_loss(self, hidden: Tensor) -> None:
+        """The gradients of hidden states and head, chunk by chunk; a second one stands for all that follow."""
+        tape, embedding, below = self.tape, self.block.embedding.slot, len(self.tape.nodes)
+        reaches, heads = tape.like(hidden), None
+        adds_up, tape.adds_up, others = tape.adds_up, False, len(tape.grads)
+        self.use_workspace(2)
+        for _ in range(2):
+            part = tape.view(hidden, self.plan.logit_tokens * self.plan.shape.hidden_size)
+            self.loss(part)
+            tape.backward(down_to=below)
+            tape.waiting.pop(part.slot, None)
+            found = [*tape.grads[others:], tape.waiting.pop(embedding, None)]
+            del tape.grads[others:]
+            heads = heads or found
+            del found
+        tape.adds_up = adds_up
+        slot = hidden.slot
+        del hidden, part
+        *own, shared = heads
+        del heads
+        for head in own:
+            tape.gather(PARAMETER, head)
+        del own
+        if shared is not None:
+            tape.gather(embedding, shared)
+        tape.gather(slot, reaches)
+
+    def loss(self, hidden: Tensor) -> None:
         """Logits, their float32 copy and log-softmax; backward two gradients in float32."""
         tape = self.tape
-        logits = self.block.logits(x)
-        del x
+        logits = self.block.logits(hidden)
+        del hidden
         self.outputs = logits if self.plan.keeps_outputs else None
         lifted = tape.to(logits, 4)
         del logits

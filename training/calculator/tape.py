@@ -14,7 +14,7 @@ from itertools import count
 
 from training.calculator.allocator import ExactAllocator
 
-_PARAMETER = -1
+PARAMETER = -1
 
 
 class Tensor:
@@ -112,7 +112,7 @@ class Tape:
     @staticmethod
     def parameter(elements: int, each: int, is_trained: bool) -> Tensor:
         """A weight, whose own bytes are counted elsewhere."""
-        return Tensor(elements, each, _PARAMETER, needs_grad=is_trained)
+        return Tensor(elements, each, PARAMETER, needs_grad=is_trained)
 
     def waiting_parameter(self, elements: int, each: int, is_trained: bool) -> Tensor:
         """A weight that several operations share: its gradient waits by its slot until all have been there."""
@@ -233,7 +233,7 @@ class Tape:
 
     def gather(self, slot: int, grad: Tensor) -> None:
         """A gradient arrives: a parameter's at its `.grad`, another one where its tensor's operation will take it."""
-        if slot == _PARAMETER:
+        if slot == PARAMETER:
             if not self.adds_up:
                 self.grads.append(grad)
         elif slot in self.waiting:
@@ -248,4 +248,4 @@ class Tape:
     def settle(self, slot: int) -> None:
         """A shared parameter's gradient is whole."""
         if slot in self.waiting:
-            self.gather(_PARAMETER, self.waiting.pop(slot))
+            self.gather(PARAMETER, self.waiting.pop(slot))
