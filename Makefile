@@ -39,6 +39,7 @@ venv:
 	 rm -rf .venv && "$(PYTHON)" -m venv .venv \
 	 && .venv/bin/pip install -qq --disable-pip-version-check --require-hashes -r docker/$(LOCK).lock >&2 \
 	 && echo $(LOCK) > .venv/lock-name && cp docker/$(LOCK).lock .venv/installed.lock \
+	 && echo "set up; next: make demo, or make data-prepare INPUT=my.jsonl" >&2 \
 	 || { echo "the packages could not be installed; see README.md, 'If the set-up fails'" >&2; exit 3; }
 
 test: setup ## Run all tests, files side by side (ARGS="-m 'not slow'" for the quick ones, ARGS=-n0 one by one)

@@ -53,7 +53,8 @@ def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
     target = tmp_path / "mine.yaml"
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 0 and document["report"]["rows"]["stops"] == "at the first of max_steps 1000, max_hours 0.042"
-    assert target.read_text() == (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
+    own = (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
+    assert DEMO in own and target.read_text() == own.replace(f"CONFIG={DEMO}", f"CONFIG={target}")
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 2 and "there already" in document["error"]["what"]
     assert document["error"]["next"] == f'make recipe ARGS="copy pretrain-stdlib {tmp_path / "mine-2.yaml"}"'

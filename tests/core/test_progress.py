@@ -37,6 +37,17 @@ def test_a_file_gets_one_plain_line_for_each_step():
     assert shown[3][1] is shown[4][1] is None
 
 
+def test_what_began_to_be_told_is_told_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys):
+    now = iter((0.0, 20.0, 20.0, 21.0, 22.0, 23.0, 24.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with progress.Progress("exam", 3, "question") as told:
+        for _ in range(3):
+            told.advance(1)
+    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "exam: 1 of 3 (33 %) question", "exam: 3 of 3 (100 %) question"
+    ]  # fmt: skip
+
+
 def test_the_time_left_is_of_the_speed_since_it_went_on(monkeypatch: pytest.MonkeyPatch):
     """What was done before took no time of this; without a known end there is nothing to tell."""
     now = [100.0]

@@ -113,6 +113,13 @@ def test_the_report_block_is_complete_and_has_no_home_in_it(tmp_path: Path, caps
     assert kept["exit_code"] == 4 and kept["rows"]["file"] == "~/x"
 
 
+def test_a_row_that_is_there_gets_a_line_more():
+    report = Report(["check"])
+    for told in ("train: warn", "validation: ok"):
+        report.add("records", told)
+    assert report.rows == {"records": "train: warn\nvalidation: ok"}
+
+
 def test_the_report_names_the_make_command_with_its_variables(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MAKELEVEL", "1")
     monkeypatch.setenv("MAKEFLAGS", r"s -- ARGS=a.b=1\ --json CONFIG=x.yaml")

@@ -63,3 +63,13 @@ def test_of_many_records_some_are_tried_and_the_words_say_how_many(tmp_path, mad
     resolved = load(recipe(tmp_path / "tune.yaml", data, tokenizer, "drop"), [])
     train = next(forecast.of_recipe(resolved.recipe, data, tokenizer))
     assert train.num_seen == 9 and str(train).startswith("train, of 9 looked at, of 33 records: ")
+
+
+def test_a_name_of_several_data_sets_is_warned_of_with_the_one_that_it_is_now(tmp_path, made, capsys):
+    data, tokenizer = made
+    newest = make_dataset(tmp_path, [talk("another", "one")], near=0, train_ratio=1.0, val_ratio=0.0)
+    path = recipe(tmp_path / "tune.yaml", newest, tokenizer, "drop")
+    for named, state in ((newest.name, "warn"), (newest.reference, "ok"), (data.reference, "ok")):
+        main(["check", "--config", str(path), f"data.dataset={named}", "--json"])
+        told = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "dataset")
+        assert told["state"] == state and ("the newest of" in told["why"]) is (state == "warn"), told

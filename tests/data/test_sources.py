@@ -48,6 +48,15 @@ def prepared(*inputs: source.Source, name: str = "mine", workers: int | None = N
     return dataset.load(Preparation(inputs, name=name, settings=Settings(**settings), workers=workers).run()[0])
 
 
+@pytest.mark.parametrize("text", ["Once upon a time.\n", "[1] a note\n", "a,b\n1,2\n"])
+def test_a_file_of_text_is_told_to_come_by_its_folder(tmp_path: Path, text: str):
+    (tmp_path / "book.txt").write_text(text)
+    with pytest.raises(UserError, match="a file of text is no file of records") as refused:
+        source.of(str(tmp_path / "book.txt"))
+    assert refused.value.next_command == f"make data-prepare INPUT={tmp_path}"
+    assert source.of(str(tmp_path)).kind == "folder"
+
+
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
 def test_packed_files_are_told_by_their_bytes_and_read_whole(tmp_path: Path, kind: str):
     rows = values(5000)

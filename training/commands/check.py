@@ -80,11 +80,19 @@ def _dataset(resolved) -> Iterator[tuple[str, str]]:
     if resolved.recipe.data.dataset is None:
         yield "warn", "none is named"
         return
+    from training.core import store
     from training.data import dataset
     from training.engine import trainable
 
-    found = dataset.load(dataset.resolve(resolved.recipe.data.dataset))
+    named = resolved.recipe.data.dataset
+    found = dataset.load(dataset.resolve(named))
     trainable.require_dataset(resolved.recipe, found)
+    if named == found.name and (versions := len(store.complete_folders(found.folder.parent))) > 1:
+        yield (
+            "warn",
+            f"{named} is now {found.reference}, the newest of {versions}; data.dataset={found.reference} stays",
+        )
+        return
     yield "ok", f"{found.reference}, complete; make data-verify DATASET={found.reference} hashes its files"
 
 

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     evaluations, against = _planned(args)
     before = record.measure(against) if against else None
     records, judgements = [], []
+    if before:
+        _add_figures(report, before[0])
     for evaluation in evaluations:
         document, measured = record.measure(evaluation)
         records.append(document)
@@ -120,9 +122,19 @@ def _add_figures(report: Report, document: dict) -> None:
     parts = [f"{name}: {_loss_text(score)}" for name, score in document["splits"].items()]
     parts += [f"{role}: {_exam_text(document[role])}" for role in ("exam", "guard") if document[role]]
     parts += [f"{role}: left out {_counted(found)}" for role, found in document["left_out"].items()]
+    parts += [f"answers: {path}" for path in _answers(document)]
     again = " (measured before)" if document["reused"] else ""
     report.add(document["model"]["label"], "\n".join(parts) + again)
     say(f"{document['model']['label']}: {'; '.join(parts)}")
+
+
+def _answers(document: dict) -> list[Path]:
+    """Where every answer of an exam lies, the wrong ones among them."""
+    from training.evaluation import kept
+    from training.evaluation.conditions import Identity
+
+    asked = {role: values for role, values in document["identities"].items() if role in ("exam", "guard")}
+    return [kept.path_of(Identity.from_json(values)) for values in asked.values()]
 
 
 def _counted(reasons: dict[str, int]) -> str:

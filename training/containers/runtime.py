@@ -59,9 +59,10 @@ def run(service: str, argv: Sequence[str]) -> int | None:
     if setting() == "local":
         return None
     runtime, why = choose(service)
-    say(f"runtime {runtime}: {why}")
     if runtime == "local":
+        say(f"runtime local, without a container: {why}")
         return None
+    say(f"runtime docker: {why}")
     for folder in (paths.roots().models, paths.roots().cache, paths.REPOSITORY / "logs"):
         folder.mkdir(parents=True, exist_ok=True)  # the engine would make them as root
     _require_visible(argv)

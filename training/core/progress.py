@@ -24,7 +24,7 @@ class Progress:
         self, label: str, total: int | None, unit: str = "it", line_every_seconds: float = 10.0, done: int = 0
     ):
         self.label, self.total, self.unit, self.line_every_seconds = label, total, unit, line_every_seconds
-        self._begun_at = self._done = done
+        self._begun_at = self._done = self._told = done
         self._note = ""
         self._bar: tqdm | None = None
         self._started = self._last_line = time.monotonic()
@@ -40,6 +40,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        elif self._told != self._done and self._last_line > self._started:
+            say(self.line())  # what began to be told is told to its end
 
     def advance(self, count: int, note: str = "") -> None:
         """Say that `count` more units are done, with the figures of the moment in `note`."""
@@ -50,7 +52,7 @@ class Progress:
             self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(count)
         elif time.monotonic() - self._last_line >= self.line_every_seconds:
-            self._last_line = time.monotonic()
+            self._last_line, self._told = time.monotonic(), self._done
             say(self.line())
 
     def write(self, text: str) -> None:

@@ -55,8 +55,9 @@ class Report:
         self.verdict, self.exit_code = "PASS", 0
 
     def add(self, name: str, value: object) -> None:
-        """Add a row; paths lose the home folder and the data root's place."""
-        self.rows[name] = paths.for_people(value)
+        """Add a row, or a line to the row of this name; paths lose the home folder and the data root's place."""
+        told = paths.for_people(value)
+        self.rows[name] = f"{self.rows[name]}\n{told}" if name in self.rows else told
 
     def fail(self, verdict: str, exit_code: int) -> None:
         """Set the verdict of a command that ran to its end and found against the user."""

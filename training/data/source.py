@@ -115,7 +115,11 @@ def of(text: str, form: str | None = None) -> Source:
     if not path.exists() and "=" in text:
         name, _, number = text.rpartition("=")
         path, weight = Path(name), _weight(text, number)
+    from training.data.folder import TEXT_SUFFIXES, Folder  # which is made of a source itself
+
     if not path.is_dir():
+        if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+            raise _text(path)
         return Jsonl(path, form, weight)
     children = sorted(path.iterdir())
     inside = [child for child in children if child.is_file() and not child.name.startswith(".")]
@@ -127,8 +131,6 @@ def of(text: str, form: str | None = None) -> Source:
         raise UserError("a folder of text has records of the form 'text'", where=path, found=form, next_command=EXAMPLE)
     if any(child.name.lower().endswith(RECORD_SUFFIXES) for child in inside):
         _logger.warning("%s: files of records beside text are left out; each can be a --source of its own", path)
-    from training.data.folder import Folder  # which is made of a source itself
-
     return Folder(path, weight)
 
 
@@ -159,6 +161,14 @@ def argument(path: Path, weight: float) -> str:
 def _of_files(digests: list[str]) -> str:
     """The hash of one file; of several, in their order, one over theirs."""
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _text(path: Path) -> UserError:
+    return UserError(
+        "a file of text is no file of records", where=path, found=path.suffix,
+        expected="JSONL or Parquet; text by its folder, of which each file is a record",
+        next_command=f"make data-prepare INPUT={shlex.quote(str(path.parent))}",
+    )  # fmt: skip
 
 
 def _json_array(path: Path, line: int) -> UserError:

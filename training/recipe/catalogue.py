@@ -7,6 +7,7 @@ import difflib
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +95,10 @@ def on_base(name: str) -> list[Entry]:
 
 
 def _own(source: Path, target: Path) -> str:
-    """A recipe's text with the name of its new file, and with the files that it names found from there."""
+    """A recipe's text with its file's name, in its commands too, and with the files that it names found from there."""
     text = source.read_text()
     text = re.sub(r"^name:.*$", f"name: {_name_of(target)}", text, count=1, flags=re.M)
+    text = re.sub(r"^(#.*\bCONFIG=)\S+", lambda line: line[1] + shlex.quote(str(target)), text, flags=re.M)
 
     def moved(match: re.Match) -> str:
         return match[1] + os.path.relpath(source.parent / match[2], target.absolute().parent)
