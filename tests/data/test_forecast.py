@@ -67,7 +67,8 @@ def test_of_many_records_some_are_tried_and_the_words_say_how_many(tmp_path, mad
 
 def test_a_name_of_several_data_sets_is_warned_of_with_the_one_that_it_is_now(tmp_path, made, capsys):
     data, tokenizer = made
-    newest = make_dataset(tmp_path, [talk("another", "one")], near=0, train_ratio=1.0, val_ratio=0.0)
+    rows = [talk(f"another {i}", f"one {i}") | {"group": f"g{i}"} for i in range(30)]
+    newest = make_dataset(tmp_path, rows, near=0, train_ratio=0.8, val_ratio=0.2)
     path = recipe(tmp_path / "tune.yaml", newest, tokenizer, "drop")
     for named, state in ((newest.name, "warn"), (newest.reference, "ok"), (data.reference, "ok")):
         main(["check", "--config", str(path), f"data.dataset={named}", "--json"])
