@@ -19,7 +19,7 @@ def test_the_image_exports_the_hosts_bytes(make_folder, own_roots: Path, export_
     made = {}
     for runtime in ("docker", "local"):
         monkeypatch.setenv("RUNTIME", runtime)
-        assert main(["export-gguf", str(folder), "--quant", "F16,Q4_K_M"]) == 0
+        assert main(["export-gguf", str(folder), "--quant", "F16,Q6_K"]) == 0
         told, place = capfd.readouterr().err, paths.roots().models / "trained" / "wide"
         assert (f"runtime docker: {export_image['reference']}" in told) is (runtime == "docker")
         made[runtime] = {path.name: files.sha256_file(path) for path in place.glob("*.gguf")}
