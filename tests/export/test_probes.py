@@ -34,16 +34,17 @@ def test_a_dataset_that_is_not_here_is_said(ours: Path):
     assert probes.draw_texts(None).origin == "built-in passages (the checkpoint names no dataset)"
 
 
-@pytest.mark.parametrize("documents", ["split", "built-in", "short"])
-def test_there_are_a_hundred_positions_inside_the_context(ours: Path, encoder: Tokenizer, documents: str):
+@pytest.mark.parametrize("documents", ["split", "built-in", "short", "many short"])
+def test_there_are_256_positions_inside_the_context(ours: Path, encoder: Tokenizer, documents: str):
     texts = {
         "split": lambda: probes.draw_texts(_named(ours)).documents,
         "built-in": lambda: probes.draw_texts(None).documents,
         "short": lambda: ["", "a", "b c"],
+        "many short": lambda: [f"v{number}" for number in range(32)],
     }[documents]()
     prompts = probes.make_prompts(encoder, texts, 48)
     assert prompts == probes.make_prompts(encoder, texts, 48)
-    assert sum(len(prompt.lengths) for prompt in prompts) >= 100
+    assert sum(len(prompt.lengths) for prompt in prompts) >= 256
     assert all(len(prompt.ids) <= 47 for prompt in prompts)
     assert all(max(prompt.lengths) <= len(prompt.ids) for prompt in prompts)
     assert sum(prompt.lengths == [1] for prompt in prompts) == probes.NUM_SINGLE_TOKENS

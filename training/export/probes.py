@@ -112,17 +112,30 @@ class _Reservoir:
 def make_prompts(encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int) -> list[Prompt]:
     """Make prompts with at least NUM_PROMPTS x POSITIONS_A_PROMPT positions; passages help where documents are short.
 
+    Where all that a short context leaves is fewer, each of them is taken.
+
     The last ones are single tokens: at the first position attention sees one key only, so a difference there is none
     of rope or of the order of query and key rows.
     """
     draw = random.Random(SEED)
     limit = min(MAX_PROMPT_TOKENS, context_tokens - 1)
     encoded = _encoded(encoder, documents, limit)
-    if sum(min(POSITIONS_A_PROMPT, len(ids) - 1) for ids in encoded) < NUM_PROMPTS * POSITIONS_A_PROMPT:
+    if _drawn([len(ids) - 1 for ids in encoded], POSITIONS_A_PROMPT) < NUM_PROMPTS * POSITIONS_A_PROMPT:
         encoded += _encoded(encoder, list(_PASSAGES), limit)
-    each = -(-NUM_PROMPTS * POSITIONS_A_PROMPT // len(encoded))
+    each = _each([len(ids) - 1 for ids in encoded])
     prompts = [Prompt(ids, sorted(draw.sample(range(2, len(ids) + 1), min(each, len(ids) - 1)))) for ids in encoded]
     return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]]
+
+
+def _each(numbers: list[int]) -> int:
+    """The positions to draw of each prompt, given how many each has, so that there are enough in all."""
+    wanted = NUM_PROMPTS * POSITIONS_A_PROMPT
+    enough = (each for each in range(-(-wanted // len(numbers)), max(numbers)) if _drawn(numbers, each) >= wanted)
+    return next(enough, max(numbers))
+
+
+def _drawn(numbers: list[int], each: int) -> int:
+    return sum(min(each, number) for number in numbers)
 
 
 def _encoded(encoder: "tokenizers.Tokenizer", documents: list[str], limit: int) -> list[list[int]]:
