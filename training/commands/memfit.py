@@ -233,4 +233,5 @@ def _fill(report: Report, result) -> None:
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
     if result.fits is False and lever:
-        report.add("next", f"the same command with {lever.override}")
+        alone = "" if lever.fits else ", which by itself is not enough"
+        report.add("next", f"the same command with {lever.override}{alone}")
