@@ -148,9 +148,10 @@ def _first(contender: Contender, measure: Measure) -> dict:
     if sha256 == contender.manifest["sha256"]:
         raise UserError("the model is the one that is served now, so it has beaten nobody", where=contender.name,
                         expected="the model before it in service", next_command="make serve-status")  # fmt: skip
-    if any(_key(one) not in _papers(sha256) for one in papers.values()):
-        measure(served, _asked_for(papers))
     held = _papers(sha256)
+    if any(_key(one) not in held for one in papers.values()):
+        measure(served, _asked_for(papers))
+        held = _papers(sha256)
     if missing := [one for one in papers.values() if _key(one) not in held]:
         raise RunError(
             "what is served now could not be measured on the same questions", where=paths.container_path(served),
