@@ -1,4 +1,4 @@
-"""The memory of an export of 8 B widths: every matrix of Llama 3.1 8B's size, holes for weights.
+"""The memory of an export of 8 B widths, conversion and PyTorch side: Llama 3.1 8B's matrices, holes for weights.
 
 TRAINYARD_LARGE says of how many layers: 1 writes 1.4 GB in a minute, 32 are the whole model's shape, 8.5 GB. Memory is
 that of the largest tensor, so both show the same.
@@ -6,6 +6,8 @@ that of the largest tensor, so both show the same.
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,29 @@ def test_a_conversion_of_8b_widths_stays_under_3_gb(tmp_path: Path, tokenizer_fi
     print(f"{NUM_LAYERS} layers: peak of the conversion {peak_bytes / 1e9:.2f} GB, {took_seconds:.0f} s")
     assert made.tensor_types == {"F32": 2 * NUM_LAYERS + 1, "Q8_0": 7 * NUM_LAYERS + 2}
     assert 1 << 30 < peak_bytes < 3 * 10**9
+
+
+_LOGPROBS = """
+import resource, sys
+from training.export import probes, reference
+from training.export.checkpoint import open_checkpoint
+checkpoint = open_checkpoint(sys.argv[1])
+if sys.argv[2:]:
+    reference.logprobs(checkpoint, [probes.Prompt([one] * 24, [8, 16, 24]) for one in range(1, 33)])
+else:
+    reference._empty(checkpoint)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def _peak_bytes(*arguments: str) -> int:
+    command = [sys.executable, "-c", _LOGPROBS, *arguments]
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[-1])
+
+
+def test_the_pytorch_side_needs_its_largest_tensor_and_500_mb(tmp_path: Path, tokenizer_files: Path):
+    """Beside what PyTorch and the architecture take before a weight is read."""
+    folder = str(_sparse(tmp_path / "wide", tokenizer_files))
+    before, peak = _peak_bytes(folder), _peak_bytes(folder, "all")
+    print(f"{NUM_LAYERS} layers: {before / 1e9:.2f} GB before the weights, {peak / 1e9:.2f} GB at most")
+    assert VOCAB * HIDDEN * 2 < peak - before < VOCAB * HIDDEN * 4 + 500 * 10**6

@@ -35,15 +35,17 @@ def test_a_dataset_that_is_not_here_is_said(ours: Path):
 
 
 @pytest.mark.parametrize("documents", ["split", "built-in", "short", "many short"])
-def test_there_are_256_positions_inside_the_context(ours: Path, encoder: Tokenizer, documents: str):
+def test_there_are_256_positions_of_32_prompts_inside_the_context(ours: Path, encoder: Tokenizer, documents: str):
     texts = {
         "split": lambda: probes.draw_texts(_named(ours)).documents,
         "built-in": lambda: probes.draw_texts(None).documents,
         "short": lambda: ["", "a", "b c"],
         "many short": lambda: [f"v{number}" for number in range(32)],
     }[documents]()
-    prompts = probes.make_prompts(encoder, texts, 48)
-    assert prompts == probes.make_prompts(encoder, texts, 48)
+    prompts, num_passages = probes.make_prompts(encoder, texts, 48)
+    assert (prompts, num_passages) == probes.make_prompts(encoder, texts, 48)
+    assert (num_passages > 0) == ("short" in documents)
+    assert sum(len(prompt.ids) > 1 for prompt in prompts) >= 32
     assert sum(len(prompt.lengths) for prompt in prompts) >= 256
     assert all(len(prompt.ids) <= 47 for prompt in prompts)
     assert all(max(prompt.lengths) <= len(prompt.ids) for prompt in prompts)

@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.export.tiny_checkpoint import CONTEXT, ENTRIES, edit_json, random_weights
 from training.cli import main
@@ -22,7 +23,8 @@ from training.llamacpp import convert, quantize, source
 
 FIGURES = {
     "max_nats": 0.0, "median_nats": 0.0, "kl_mean_nats": 0.0, "kl_p99_nats": 0.0, "same_first_choice": 1.0,
-    "positions": 1, "drawn_from": "x", "stops": [1], "ids": {"nasty_strings": 1, "lines": 1, "conversations": 0},
+    "limits": {}, "positions": 1, "drawn_from": "x", "stops": [1],
+    "ids": {"nasty_strings": 1, "lines": 1, "conversations": 0},
 }  # fmt: skip
 
 
@@ -61,6 +63,7 @@ class _Proof:
 
     fails: str | None = None
     runs: list[str] = []
+    compared: list[str] = []
 
     @classmethod
     def prepare(cls, checkpoint: object) -> "_Proof":
@@ -68,10 +71,18 @@ class _Proof:
 
     def run(self, path: Path, quant: str, workspace: Path) -> dict:
         type(self).runs.append(quant)
+        figures, positions = self._judge(quant)
+        return {"parity": figures, "fingerprint": {"server": "x"}, "positions": positions}
+
+    def compare(self, path: Path, quant: str, workspace: Path) -> tuple[dict, list[dict]]:
+        assert path.is_file()
+        type(self).compared.append(quant)
+        return self._judge(quant)
+
+    def _judge(self, quant: str) -> tuple[dict, list[dict]]:
         if quant == self.fails:
             raise RunError("the served model is not the one that was trained")
-        positions = [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]
-        return {"parity": FIGURES, "fingerprint": {"server": "x"}, "positions": positions}
+        return dict(FIGURES), [{"tokens": 1, "max_nats": 0.0, "kl_nats": 0.0}]
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +95,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "Proof", _Proof)
     monkeypatch.setattr(_Proof, "fails", None)
     monkeypatch.setattr(_Proof, "runs", [])
+    monkeypatch.setattr(_Proof, "compared", [])
 
 
 def _export(folder: Path, *quants: str, **settings) -> list[export.Output]:
@@ -98,6 +110,42 @@ def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("asked", [["Q8_0"], ["Q8_0", "BF16"], ["Q8_0", "F32"]], ids="+".join)
+def test_the_type_that_loses_nothing_is_proved_first_asked_for_or_not(make_folder, asked: list[str]):
+    """Q8_0's own limits leave room for a wrong model."""
+    outputs = _export(make_folder(), *asked)
+    assert [output.manifest["quant_type"] for output in outputs] == asked
+    others = [quant for quant in asked if quant != "F32"]
+    if "F32" in asked:
+        assert (_Proof.compared, _Proof.runs) == ([], ["F32", *others])
+    else:
+        assert (_Proof.compared, _Proof.runs) == (["F32"], others)
+    for output in outputs:
+        whole = output.manifest["parity"]["whole"]
+        assert whole is None if output.manifest["quant_type"] == "F32" else whole["quant_type"] == "F32"
+
+
+def test_a_wrong_model_is_refused_by_the_type_that_was_not_asked_for(make_folder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Proof, "fails", "F32")
+    with pytest.raises(RunError, match="not the one that was trained"):
+        _export(make_folder(), "Q8_0")
+    assert _Proof.runs == [] and _left() == set()
+
+
+def _in_bfloat16(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    return folder
+
+
+def test_a_large_model_of_16_bits_is_proved_in_them(make_folder, monkeypatch: pytest.MonkeyPatch):
+    checkpoint = checkpoints.open_checkpoint(str(_in_bfloat16(make_folder())))
+    assert proof.whole_type(checkpoint) == "F32"
+    monkeypatch.setattr(proof, "_MOST_IN_F32", checkpoint.num_parameters - 1)
+    assert proof.whole_type(checkpoint) == "BF16"
+    assert proof.whole_type(checkpoints.open_checkpoint(str(make_folder("float32")))) == "F32"
 
 
 def test_file_and_manifest_lie_where_the_contract_says(make_folder):

@@ -192,3 +192,59 @@ def test_two_at_once_fetch_once(by_pip: Pin, tmp_path: Path):
     assert [process.returncode for process in both] == [0, 0]
     assert results[0][0].splitlines()[-1] == results[1][0].splitlines()[-1] == str(source.folder_of(by_pip))
     assert sum("Saved" in error for _, error in results) == 1
+
+
+# ---- which llama.cpp converts
+
+
+@pytest.fixture
+def pinned(local: Pin, monkeypatch: pytest.MonkeyPatch) -> Pin:
+    """The pin of this file is the tool's; nothing is fetched, named or on PATH."""
+    monkeypatch.setattr(pins, "load", lambda: local)
+    monkeypatch.delenv("LLAMA_CPP_DIR", raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    return local
+
+
+def _checkout(folder: Path, **changed: str) -> Path:
+    """A llama.cpp of the user's own."""
+    for name, text in CONTENT.items():
+        path = folder / name.removeprefix("vendor/llama.cpp/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(changed.get(path.stem, text))
+    (folder / "convert_hf_to_gguf.py").chmod(0o755)
+    return folder
+
+
+def test_the_fetched_one_comes_before_one_on_path_and_a_named_one_before_both(pinned: Pin, tmp_path: Path, monkeypatch):
+    on_path, named, given = (_checkout(tmp_path / name) for name in ("on-path", "named", "given"))
+    monkeypatch.setenv("PATH", f"{on_path}:/usr/bin:/bin")
+    assert source.choose() == source.LlamaCpp(on_path, pinned.converter_sha256, is_pinned=True)
+    fetched = source.ensure_source(pinned)
+    assert source.choose().folder == fetched
+    monkeypatch.setenv("LLAMA_CPP_DIR", str(named))
+    assert source.choose().folder == named
+    assert source.choose(str(given)).folder == given
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "path"])
+def test_another_converter_is_refused_until_it_is_allowed(pinned: Pin, tmp_path: Path, monkeypatch, how: str):
+    other = _checkout(tmp_path / "other", convert_hf_to_gguf="print('another')\n")
+    given = str(other) if how == "flag" else None
+    if how == "variable":
+        monkeypatch.setenv("LLAMA_CPP_DIR", str(other))
+    elif how == "path":
+        monkeypatch.setenv("PATH", f"{other}:/usr/bin:/bin")
+    with pytest.raises(IntegrityError, match="not the pinned one") as refusal:
+        source.choose(given)
+    assert "--allow-unpinned" in refusal.value.expected
+    taken = source.choose(given, allow_unpinned=True)
+    assert taken == source.LlamaCpp(other, pins.converter_hash(other), is_pinned=False)
+
+
+def test_a_folder_without_a_converter_and_a_machine_without_any_are_told(pinned: Pin, tmp_path: Path):
+    with pytest.raises(UserError, match="with a converter"):
+        source.choose(str(tmp_path))
+    with pytest.raises(MachineError) as refusal:
+        source.choose()
+    assert refusal.value.next_command == "make export-build"

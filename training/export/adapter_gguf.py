@@ -51,7 +51,7 @@ def export(checkpoint: Checkpoint, quant: str, *, name: str, force: bool = False
     """
     check(checkpoint)
     target = path_of(name, quant)
-    files.require_space(target.parent, checkpoint.num_parameters * 2 + (64 << 20), "the adapter and its base")
+    files.require_space(target.parent, checkpoint.num_parameters * 4 + (64 << 20), "the adapter and its base")
     with place.hold(name), files.scratch_folder(target.parent) as work:
         made = work / target.name
         facts, proved = _made(checkpoint, quant, name, made, work)
@@ -73,15 +73,15 @@ def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path)
         workspace=work / "beside",
     ) as conversion:
         conversion.wait()
-    base = work / "base.gguf"
+    base, whole = work / "base.gguf", proof.whole_type(checkpoint)
     with convert.Conversion.start(
-        checkpoint.folder, {"F16": base}, tokenizer=checkpoint.tokenizer_folder,
+        checkpoint.folder, {whole: base}, tokenizer=checkpoint.tokenizer_folder,
         pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=name,
         workspace=work, bos_id=checkpoint.bos_id, turn_end_id=checkpoint.turn_end_id,
     ) as conversion:  # fmt: skip
         prepared = proof.Proof.prepare(checkpoint)
         conversion.wait()
-    proved = prepared.run(base, "F16", work, lora=made)
+    proved = prepared.run(base, quant if whole == "F32" else whole, work, lora=made)
     return gguf_file.tensors_of(made), proved
 
 

@@ -177,7 +177,6 @@ class _Work:
         self.llama_cpp, self.may_replace = llama_cpp, may_replace
         self.weighed = weighed and any(target.quant in quantize.K_QUANTS for target in targets)
         self.importance: dict | None = None
-        self.made_of: dict | None = None
 
     def run(self) -> dict[str, Output]:
         """Make, prove and publish. Nothing has its final name before all of it is proved."""
@@ -192,9 +191,11 @@ class _Work:
         files.require_space(folder, self._needed_bytes(), "the GGUF files")
         with files.scratch_folder(folder) as workspace:
             made, prepared = self._convert(workspace)
-            self._prove_whole(made, prepared, workspace)
-            proved = {target: self._prove(target, made[target.quant], prepared, workspace) for target in self.targets}
-            return {target.quant: self._publish(target, made[target.quant], *found) for target, found in proved.items()}
+            proved = self._prove_all(made, prepared, workspace)
+            return {
+                target.quant: self._publish(target, made[target.quant], *proved[target.quant])
+                for target in self.targets
+            }
 
     def _publish(self, target: _Target, made: Path, written: dict, positions: list[dict]) -> Output:
         named = made.rename(made.with_name(target.gguf.name))
@@ -202,17 +203,15 @@ class _Work:
         return publish(target.gguf, named, written, positions, beside)
 
     @property
-    def _whole_type(self) -> str | None:
-        """The type that K-quants are made of: the weights' own, so that they are rounded once; None without them."""
-        if not any(target.quant in quantize.K_QUANTS for target in self.targets):
-            return None
-        types = {tensor.dtype for tensor in self.checkpoint.tensors.values() if tensor.is_floating}
-        return next(iter(types)) if len(types) == 1 and types <= {"F16", "BF16"} else "F32"
+    def _whole_type(self) -> str:
+        """The type that K-quants are made of, and that is proved beside types that round."""
+        is_asked = any(target.quant == "F32" for target in self.targets)
+        return "F32" if is_asked else proof.whole_type(self.checkpoint)
 
     def _needed_bytes(self) -> int:
-        quants = {target.quant: target.plan.num_bytes for target in self.targets}
-        if self._whole_type and self._whole_type not in quants:
-            quants[self._whole_type] = self.checkpoint.num_parameters * (4 if self._whole_type == "F32" else 2)
+        whole = self._whole_type
+        quants = {whole: self.checkpoint.num_parameters * (4 if whole == "F32" else 2)}
+        quants |= {target.quant: target.plan.num_bytes for target in self.targets}
         merged = merge.num_bytes(self.checkpoint, cast=False) if self.checkpoint.adapter else 0
         return sum(quants.values()) + merged + _SPARE_BYTES
 
@@ -254,15 +253,24 @@ class _Work:
         self.importance = importance.of_training_data(self.checkpoint, architecture, path)
         return path
 
-    def _prove_whole(self, made: dict[str, Path], prepared: "proof.Proof", workspace: Path) -> None:
-        """Prove what K-quants are made of: their own limits leave room for a zeroed layer, those of its type none."""
-        whole = self._whole_type
-        if whole is not None and all(target.quant != whole for target in self.targets):
+    def _prove_all(
+        self, made: dict[str, Path], prepared: "proof.Proof", workspace: Path
+    ) -> dict[str, tuple[dict, dict]]:  # fmt: skip
+        """Prove each file: first, asked for or not, the one that loses nothing, for the others' limits leave room."""
+        whole, targets = self._whole_type, {target.quant: target for target in self.targets}
+        proved = {}
+        if whole in targets:
+            proved[whole] = self._prove(targets.pop(whole), made[whole], prepared, workspace)
+            figures = proved[whole][0]["parity"]
+        else:
             figures, _ = prepared.compare(made[whole], whole, workspace)
-            self.made_of = {"quant_type": whole} | {key: figures[key] for key in _FIGURES}
+        told = {"quant_type": whole} | {key: figures[key] for key in _FIGURES}
+        for quant, target in targets.items():
+            proved[quant] = self._prove(target, made[quant], prepared, workspace, told)
+        return proved
 
     def _prove(
-        self, target: _Target, made: Path, prepared: "proof.Proof", workspace: Path
+        self, target: _Target, made: Path, prepared: "proof.Proof", workspace: Path, whole: dict | None = None
     ) -> tuple[dict, dict]:  # fmt: skip
         """The manifest of a file and its positions. Raises where it is another model than the trained one."""
         facts = _inspect(made, self.checkpoint, target)
@@ -270,10 +278,8 @@ class _Work:
             _refuse_other_bytes(target, facts)
         proved = prepared.run(made, target.quant, workspace)
         each = proved.pop("positions")
-        is_k_quant = target.quant in quantize.K_QUANTS
-        weighed = self.importance if is_k_quant else None
-        if is_k_quant and self.made_of:
-            proved["parity"]["made_of"] = self.made_of
+        proved["parity"]["whole"] = whole
+        weighed = self.importance if target.quant in quantize.K_QUANTS else None
         return _manifest(
             self.checkpoint, target, self.name, facts, proved | {"importance": weighed, "llama_cpp": self._llama_cpp()}
         ), each

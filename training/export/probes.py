@@ -1,7 +1,7 @@
 """The texts and prompts that an export is tried on: drawn by a fixed seed from the validation split.
 
-Where the checkpoint names no dataset, or it is not on this machine, passages written here stand in, and the record
-says so. Nothing here knows the model or the server.
+Where the checkpoint names no dataset, or it is not on this machine, built-in passages stand in, and where it has few
+texts they fill up; the record says so. Nothing here knows the model or the server.
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from training.core import files
 from training.core.errors import TrainyardError
 from training.data import dataset as datasets
+from training.export.passages import PASSAGES
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,22 +26,6 @@ NUM_SINGLE_TOKENS = 4
 MAX_PROMPT_TOKENS = 96
 _SPLIT = "validation"
 _MAX_CHARACTERS = 4000
-_PASSAGES = (
-    "The kettle had been singing for some minutes before anyone noticed that the window was open and that the papers "
-    "on the desk, which had lain there since the spring of 1894, were gone.\n\"Who was here?\" she asked.",
-    "def mean(values: list[float]) -> float:\n    \"\"\"Return the arithmetic mean.\"\"\"\n    if not values:\n"
-    "        raise ValueError(\"no values\")\n    return sum(values) / len(values)\n",
-    "Water boils at 100 degrees Celsius at sea level, at 93 in the mountains at 2,000 metres, and at 71 on the summit "
-    "of the highest of them. The pressure there is 337 hPa, a third of that on the shore.",
-    "1. Open the file.\n2. Read the first 512 bytes.\n3. Compare them with the header; if they differ, stop.\n"
-    "4. Otherwise go on with the table of contents, which has 16 bytes an entry.",
-    "Das Schiff lief am 3. März aus, bei starkem Wind aus Südwest. Niemand an Bord ahnte, daß die Überfahrt "
-    "länger als vierzehn Tage dauern würde.",
-    "{\"name\": \"pump\", \"rate\": 0.75, \"limits\": [1, 10, 100], \"active\": true, \"notes\": null}\n",
-    "L'été, la rivière est si basse qu'on la traverse à pied; l'hiver, elle emporte les ponts. C'est pourquoi les "
-    "maisons du village se tiennent loin du bord.",
-    "SELECT name, COUNT(*) AS visits FROM guests WHERE year >= 2019 GROUP BY name ORDER BY visits DESC LIMIT 10;",
-)  # fmt: skip
 _logger = logging.getLogger(__name__)
 
 
@@ -80,8 +65,8 @@ def draw_texts(dataset: dict | None, split: str = _SPLIT, num_documents: int = N
 
 def _built_in(reason: str) -> Texts:
     _logger.warning("built-in passages stand in for the data set: %s", reason)
-    lines = [line for passage in _PASSAGES for line in passage.splitlines()]
-    return Texts(lines, list(_PASSAGES), f"built-in passages ({reason})")
+    lines = [line for passage in PASSAGES for line in passage.splitlines()]
+    return Texts(lines, list(PASSAGES), f"built-in passages ({reason})")
 
 
 def _draw(texts: Iterable[str], num_documents: int) -> tuple[list[str], list[str]]:
@@ -109,10 +94,13 @@ class _Reservoir:
             self.kept[place] = item
 
 
-def make_prompts(encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int) -> list[Prompt]:
-    """Make prompts with at least NUM_PROMPTS x POSITIONS_A_PROMPT positions; passages help where documents are short.
+def make_prompts(
+    encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int
+) -> tuple[list[Prompt], int]:  # fmt: skip
+    """Make NUM_PROMPTS prompts or more, with NUM_PROMPTS x POSITIONS_A_PROMPT positions or more.
 
-    Where all that a short context leaves is fewer, each of them is taken.
+    Returns them, and how many built-in passages fill up where documents are few or short. Where all that a short
+    context leaves is fewer positions, each of them is taken.
 
     The last ones are single tokens: at the first position attention sees one key only, so a difference there is none
     of rope or of the order of query and key rows.
@@ -120,22 +108,26 @@ def make_prompts(encoder: "tokenizers.Tokenizer", documents: list[str], context_
     draw = random.Random(SEED)
     limit = min(MAX_PROMPT_TOKENS, context_tokens - 1)
     encoded = _encoded(encoder, documents, limit)
-    if _drawn([len(ids) - 1 for ids in encoded], POSITIONS_A_PROMPT) < NUM_PROMPTS * POSITIONS_A_PROMPT:
-        encoded += _encoded(encoder, list(_PASSAGES), limit)
-    each = _each([len(ids) - 1 for ids in encoded])
+    num_own = len(encoded)
+    for ids in _encoded(encoder, list(PASSAGES), limit):
+        if len(encoded) >= NUM_PROMPTS and _drawn(encoded, POSITIONS_A_PROMPT) >= NUM_PROMPTS * POSITIONS_A_PROMPT:
+            break
+        if ids not in encoded:
+            encoded.append(ids)
+    each = _each(encoded)
     prompts = [Prompt(ids, sorted(draw.sample(range(2, len(ids) + 1), min(each, len(ids) - 1)))) for ids in encoded]
-    return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]]
+    return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]], len(encoded) - num_own
 
 
-def _each(numbers: list[int]) -> int:
-    """The positions to draw of each prompt, given how many each has, so that there are enough in all."""
+def _each(encoded: list[list[int]]) -> int:
+    """The positions to draw of each prompt so that there are enough in all."""
+    most = max(len(ids) - 1 for ids in encoded)
     wanted = NUM_PROMPTS * POSITIONS_A_PROMPT
-    enough = (each for each in range(-(-wanted // len(numbers)), max(numbers)) if _drawn(numbers, each) >= wanted)
-    return next(enough, max(numbers))
+    return next((each for each in range(POSITIONS_A_PROMPT, most) if _drawn(encoded, each) >= wanted), most)
 
 
-def _drawn(numbers: list[int], each: int) -> int:
-    return sum(min(each, number) for number in numbers)
+def _drawn(encoded: list[list[int]], each: int) -> int:
+    return sum(min(each, len(ids) - 1) for ids in encoded)
 
 
 def _encoded(encoder: "tokenizers.Tokenizer", documents: list[str], limit: int) -> list[list[int]]:

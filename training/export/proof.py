@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,23 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Raised when what is proved changes: files proved by an older rule are proved again.
-VERSION = 4
+VERSION = 5
 FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
 _CERTAIN = 1e5  # a bias of logits that makes a token certain
+_MOST_IN_F32 = 2_000_000_000  # parameters: 8 GB on the disk, and mapped by the server
 _logger = logging.getLogger(__name__)
+
+
+def whole_type(checkpoint: Checkpoint) -> str:
+    """The type that loses nothing of the weights, in which a model is proved beside types that round.
+
+    F32, whose kernels round nothing either; of a large model whose weights have 16 bits those, half the size.
+    """
+    types = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.is_floating}
+    is_half = len(types) == 1 and types <= {"F16", "BF16"}
+    return types.pop() if is_half and checkpoint.num_parameters > _MOST_IN_F32 else "F32"
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,9 @@ class Proof:
         texts = probes.draw_texts(checkpoint.origin["dataset"])
         context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
         documents = [*texts.documents, *(text for _, text in turns.rendered(checkpoint))]
-        prompts = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        prompts, num_passages = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        if num_passages:
+            texts = replace(texts, origin=f"{texts.origin}; {num_passages} built-in passages fill up")
         logprobs_NV = reference.logprobs(checkpoint, prompts)
         gap = None
         if checkpoint.origin["method"] == "qlora":

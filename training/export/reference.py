@@ -4,7 +4,7 @@ A layer's weights are read when its turn comes and dropped behind it, so memory 
 largest tensor and not of the model. An adapter stays unmerged: its factors are applied beside the base's matrix, as in
 training. `nf4` rounds the base's matrices to 4 bits as QLoRA has them in training.
 
-Legend: N compared positions, P prompts, T positions of a prompt, D width, V vocabulary entries.
+Legend: N compared positions, M of them, P prompts, T positions of a prompt, D width, V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -26,33 +26,29 @@ if TYPE_CHECKING:
 
 _TOKENS_AT_ONCE = 512
 """Positions that go through a layer together: what a layer computes is wider than what it is given."""
+_ROWS_AT_ONCE = 8
+"""Positions whose softmax is computed together, in float64."""
 
 
-def logprobs(
-    checkpoint: Checkpoint, prompts: list[Prompt], *, nf4: bool = False, importance: Importance | None = None
-) -> np.ndarray:  # fmt: skip
+def logprobs(checkpoint: Checkpoint, prompts: list[Prompt], *, nf4: bool = False) -> np.ndarray:
     """Log-probabilities in nats of the next token after every prefix, `[N, V]` float32, the prompts in order.
 
     Args:
         nf4: the base's matrices in 4 bits, as QLoRA trains beside them.
-        importance: is told of the inputs of every matrix.
     """
-    import numpy as np
     import torch
 
-    streamed = _Streamed(checkpoint, nf4=nf4, importance=importance)
-    rows = []
+    streamed = _Streamed(checkpoint, nf4=nf4)
     with torch.inference_mode():
         hidden_PTD = streamed.hidden(_padded([prompt.ids for prompt in prompts]))
-        chosen = [
-            hidden_TD[[length - 1 for length in one.lengths]]
-            for one, hidden_TD in zip(prompts, hidden_PTD, strict=True)
-        ]
-        del hidden_PTD
-        with streamed.head() as head:
-            for hidden_ND in chosen:
-                rows.append(torch.log_softmax(head(hidden_ND).double(), dim=-1).float().numpy())
-    return np.concatenate(rows)
+        hidden_ND = torch.cat([
+            hidden_TD[[length - 1 for length in prompt.lengths]]
+            for prompt, hidden_TD in zip(prompts, hidden_PTD, strict=True)
+        ])  # fmt: skip
+        logits_NV = streamed.logits(hidden_ND)
+        for rows_MV in logits_NV.split(_ROWS_AT_ONCE):
+            rows_MV.copy_(torch.log_softmax(rows_MV.double(), dim=-1))
+    return logits_NV.numpy()
 
 
 def watch(checkpoint: Checkpoint, texts: list[list[int]], importance: Importance) -> None:
@@ -82,24 +78,23 @@ class _Streamed:
         self.model = _empty(checkpoint)
         self._place = self._places()
         self._linears = self._inner_linears() if nf4 else set()
+        self._head = self.model.get_output_embeddings()
         units = self._units()
         for name, module in self.model.named_modules():
-            if name in units:
+            if name in units and module is not self._head:
                 module.forward = self._loading(name, module, module.forward)
 
     def hidden(self, ids_PT: torch.Tensor) -> torch.Tensor:
         """The last hidden states `[P, T, D]`."""
         return self.model.base_model(input_ids=ids_PT, use_cache=False).last_hidden_state
 
-    @contextmanager
-    def head(self) -> Iterator:
-        """What makes logits of hidden states, its weights in memory."""
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """The logits `[N, V]` of hidden states, by the head and what its family does behind it."""
         from training.objectives.loss import logits_of
 
-        head = self.model.get_output_embeddings()
-        name = next(name for name, module in self.model.named_modules() if module is head)
-        with self._loaded(name, head):
-            yield logits_of(self.model)
+        name = next(name for name, module in self.model.named_modules() if module is self._head)
+        with self._loaded(name, self._head):
+            return logits_of(self.model)(hidden_ND)
 
     def _units(self) -> set[str]:
         """Modules that are loaded as one: each layer, and whatever has weights outside of them."""
@@ -166,11 +161,15 @@ class _Streamed:
                 owner._parameters[leaf] = parameter
 
     def _value(self, full: str) -> torch.Tensor:
-        """A parameter in float32, trained rows in it, without what factors add."""
+        """A parameter in float32, trained rows in it, without what factors add: cast a block at a time."""
+        import torch
+
         tensor = self._place[full]
         plain = MergedTensor(tensor.name, tensor.base)
         plain.rows = tensor.rows
-        value = plain.read().float()
+        value = torch.empty(plain.shape)
+        for first, block in plain.blocks():
+            value.view(plain.shape[0], -1)[first : first + len(block)] = block.view(len(block), -1)
         return _rounded_to_nf4(value) if full in self._linears else value
 
     def _hooks(self, full: str, owner: torch.nn.Module) -> Iterator:

