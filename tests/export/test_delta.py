@@ -10,8 +10,10 @@ import pytest
 from tests.export.tiny_adapter import DAMAGED, damage, logits_by_peft, write_adapter
 from tests.export.tiny_checkpoint import BASE
 from training.cli import main
-from training.core import paths
+from training.core import files, paths
 from training.core.errors import IntegrityError, UserError
+from training.evaluation import kept
+from training.evaluation.conditions import Identity
 from training.export import delta
 from training.export.checkpoint import Checkpoint, open_checkpoint
 
@@ -67,6 +69,34 @@ def test_both_commands(adapter: Checkpoint, capsys: pytest.CaptureFixture[str]):
     assert main(["delta-import", str(path), "--name", "theirs", "--json"]) == 0
     assert "make export-gguf CHECKPOINT=" in capsys.readouterr().err
     assert main(["delta-import", "nothing.zip"]) == 2
+
+
+def test_it_says_what_is_known_of_the_adapter(adapter: Checkpoint, capsys: pytest.CaptureFixture[str]):
+    """Scores of base and adapter on the same paper under the same conditions, and what its exports are off it."""
+    own, base = adapter.origin["weights_sha256"], adapter.origin["base"]["weights_sha256"]
+    paper, conditions = {"kind": "exam", "name": "sums", "sha256": "5" * 64, "num_questions": 2}, {"precision": "F32"}
+    for sha256, right, asked in ((base, 0, paper), (own, 2, paper), (own, 1, paper | {"sha256": "6" * 64})):
+        kept.write(Identity({"sha256": sha256}, asked, conditions), {"score": {"right": right}}, kept.EXAM)
+    kept.write(Identity({"sha256": base}, paper, {"precision": "BF16"}), {"score": {"right": 1}}, kept.EXAM)
+    exported = {"kind": "gguf", "quant_type": "F32", "sha256": "7" * 64, "weights_sha256": own, "parity": {"top": 5}}
+    files.write_json(paths.roots().trained / "mine/mine-F32.manifest.json", exported)
+    files.write_json(paths.roots().trained / "other/other-F32.manifest.json", exported | {"weights_sha256": base})
+    (paths.roots().trained / "other/broken.manifest.json").write_text("{")
+    command = ["delta-export", str(adapter.adapter.folder), "--name", "mine", "--json"]
+    assert main(command) == 0
+    manifest = json.loads(capsys.readouterr().out)["manifest"]
+    assert manifest["scores"] == [
+        {"roles": ["exam"], "paper": paper, "before": {"right": 0}, "after": {"right": 2}}
+    ]  # fmt: skip
+    assert [(one["sha256"], one["parity"]) for one in manifest["parity"]] == [("7" * 64, {"top": 5})]
+
+
+def test_what_is_known_by_now_takes_the_place_of_what_was(adapter: Checkpoint, archive: Path, tmp_path: Path, base):
+    again, manifest = delta.export(adapter, "mine", scores=[{"roles": ["exam"]}])
+    assert again == archive and manifest["scores"] and delta.load(archive, "theirs")[1] == manifest
+    other = write_adapter(tmp_path / "other", base, targets=("k_proj",), base_model_name_or_path=BASE)
+    with pytest.raises(UserError):
+        delta.export(open_checkpoint(str(other)), "mine")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_every_type_that_is_exported_has_limits():
 
 def test_the_page_and_the_limits_are_of_the_same_measurements():
     """The tables of the 135 M base: a divergence over its share is what a position tells, the same for all types."""
-    figures = r" ([\d.]+) \| [\d.]+ \| ([\d.]+) % \|"
+    figures = r" ([\d.e-]+) \| [\d.e-]+ \| ([\d.]+) % \|"
     rows = re.findall(rf"^\| (\w+) \|[^|]+\|{figures}{figures}", PAGE.read_text(), re.MULTILINE)
     table = {quant: [float(one) for one in others] for quant, *others in rows}
     assert {*table} == set(QUANTS)

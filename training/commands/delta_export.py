@@ -18,15 +18,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files, paths
     from training.core.units import format_bytes
+    from training.evaluation import kept
     from training.export import checkpoint as checkpoints
     from training.export import delta, export
 
     checkpoint = checkpoints.open_checkpoint(args.checkpoint, base=args.base)
-    path, manifest = delta.export(checkpoint, args.name or export.default_name(checkpoint), force=args.force)
-    base = manifest["base"]
+    base, name = checkpoint.origin["base"], args.name or export.default_name(checkpoint)
+    scores = kept.before_and_after((base or {}).get("weights_sha256", ""), checkpoint.origin["weights_sha256"])
+    path, manifest = delta.export(checkpoint, name, force=args.force, scores=scores)
     report.add("delta", f"{path}, {format_bytes(path.stat().st_size)}")
     report.add("sha256", files.short(files.sha256_file(path)))
     report.add("adapter", f"rank {manifest['rank']}, alpha {manifest['alpha']:g}")
     report.add("base", f"{base['name']}, weights {files.short(base['weights_sha256'])}")
+    report.add("scores", f"{len(scores)}, before and after" if scores else "none: make evaluate would measure both")
+    report.add("parity", f"of {len(manifest['parity'])} exported files")
     report.add("next", f"make delta-import DELTA={path}, where the same base is fetched")
     return {"path": paths.for_people(path), "manifest": manifest}

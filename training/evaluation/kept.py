@@ -67,6 +67,20 @@ def of_model(sha256: str) -> Iterator[dict]:
             yield document
 
 
+def before_and_after(before_sha256: str, after_sha256: str) -> list[dict]:
+    """What two models scored on the same paper under the same conditions: `{"roles", "paper", "before", "after"}`."""
+    first = {_sheet(one): one for one in of_model(before_sha256)}
+    return [
+        {"roles": sorted(one["asked"]), "paper": one["identity"]["paper"], "before": first[_sheet(one)]["score"],
+         "after": one["score"]}
+        for one in sorted(of_model(after_sha256), key=_sheet) if _sheet(one) in first
+    ]  # fmt: skip
+
+
+def _sheet(document: dict) -> str:
+    return files.sha256_json([document["identity"]["paper"], document["identity"]["conditions"]])
+
+
 # ---- unfinished ones
 
 

@@ -2,13 +2,15 @@
 
 Owns what may be in such a file. Import takes three names and no other, looks at sizes before it unpacks a byte, checks
 the header of every tensor, and refuses a base that is not here under the very hash that the adapter was trained on.
-The same adapter gives the same bytes.
+The same adapter, with the same known of it, gives the same bytes.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from training.core import files, paths, version
@@ -29,6 +31,7 @@ _KEPT = (
     "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "fan_in_fan_out", "use_rslora",
     "trainable_token_indices", "modules_to_save", "init_lora_weights", "inference_mode",
 )  # fmt: skip
+_NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError)
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -37,9 +40,15 @@ def path_of(name: str) -> Path:
     return place.folder_of(name) / f"{name}.delta.zip"
 
 
-def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[Path, dict]:
+def export(
+    checkpoint: Checkpoint, name: str, *, force: bool = False, scores: Sequence[dict] = ()
+) -> tuple[Path, dict]:  # fmt: skip
     """Write an adapter as `$DATA_ROOT/models/trained/<name>/<name>.delta.zip`; returns its path and manifest.
 
+    Args:
+        scores: what base and adapter scored on the same papers, as `evaluation.kept` has it.
+
+    An older file of the same adapter is replaced: the manifest has what is known of it by now.
     Raises UserError where the checkpoint is no adapter of a pinned base, or other bytes are in the way.
     """
     if checkpoint.adapter is None or checkpoint.origin["base"]["name"] not in bases.load():
@@ -50,16 +59,25 @@ def export(checkpoint: Checkpoint, name: str, *, force: bool = False) -> tuple[P
         )  # fmt: skip
     checks.check_weights(checkpoint)
     target, settings = path_of(name), _settings(checkpoint)
-    manifest = _manifest(checkpoint, name, settings)
+    manifest = _manifest(checkpoint, name, settings, list(scores))
     with place.hold(name), files.scratch_folder(target.parent) as work:
         made = work / target.name
         _write(made, checkpoint.adapter.folder / adapters.WEIGHTS, settings, manifest)
-        if target.exists() and not force and files.sha256_file(target) != files.sha256_file(made):
+        if target.exists() and not force and not _is_of(target, manifest):
             raise place.taken(target, "other bytes")
         files.fsync_path(made)
         made.replace(target)
     files.fsync_path(target.parent)
     return target, manifest
+
+
+def _is_of(archive: Path, manifest: dict) -> bool:
+    """Whether a file holds the same adapter, whatever else its manifest says."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return files.parse_json(opened.read(files.MANIFEST))["files"] == manifest["files"]
+    except (OSError, ValueError, KeyError, TypeError, *_NO_ZIP):
+        return False
 
 
 def _settings(checkpoint: Checkpoint) -> bytes:
@@ -73,7 +91,7 @@ def _text(value: dict) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
+def _manifest(checkpoint: Checkpoint, name: str, settings: bytes, scores: list[dict]) -> dict:
     origin, own = checkpoint.origin, checkpoint.adapter.settings
     weights_file = checkpoint.adapter.folder / adapters.WEIGHTS
     return {
@@ -81,7 +99,8 @@ def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
         "rank": own["r"], "alpha": own["lora_alpha"], "dropout": own.get("lora_dropout", 0.0),
         "targets": own.get("target_modules"), "run": origin["run"], "step": origin["step"],
         "dataset": origin["dataset"], "tokenizer": origin["tokenizer"], "recipe_sha256": origin["recipe_sha256"],
-        "scores": _scores(origin["run"]), "tool": version.tool(),
+        "losses": _losses(origin["run"]), "scores": scores, "parity": _parity(origin["weights_sha256"]),
+        "tool": version.tool(),
         "files": {
             adapters.SETTINGS: {"sha256": hashlib.sha256(settings).hexdigest(), "bytes": len(settings)},
             adapters.WEIGHTS: files.file_record(weights_file),
@@ -89,7 +108,19 @@ def _manifest(checkpoint: Checkpoint, name: str, settings: bytes) -> dict:
     }  # fmt: skip
 
 
-def _scores(run: str | None) -> dict | None:
+def _parity(weights_sha256: str) -> list[dict]:
+    """What the files that were exported of these weights, and lie here, are off them."""
+    found = []
+    for path in sorted(paths.roots().trained.glob("*/*.manifest.json")):
+        with contextlib.suppress(IntegrityError):  # what is damaged is no proof
+            found.append(files.read_json(path))
+    return [
+        {key: one[key] for key in ("kind", "quant_type", "sha256", "parity")}
+        for one in found if one.get("weights_sha256") == weights_sha256 and one.get("parity")
+    ]  # fmt: skip
+
+
+def _losses(run: str | None) -> dict | None:
     """The losses of the run's summary; None where the run is not on this machine."""
     folder = run and RunFolder(paths.roots().runs / run)
     if not folder or not (folder.path / SUMMARY_FILE).is_file():
@@ -129,7 +160,7 @@ def load(archive: Path, name: str | None = None) -> tuple[Path, dict]:
                     _unpack(opened, entry, work / "delta" / entry.filename)
                 _check(archive, work / "delta", manifest)
                 _publish(work, target, manifest)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except _NO_ZIP as error:
         if isinstance(error, RecursionError):
             raise
         raise IntegrityError("not a delta's zip", where=archive, found=error, expected=", ".join(NAMES)) from error

@@ -3,12 +3,11 @@
 F32 and F16 are held to nats. The others round so much that near ties flip, so they are held to the KL divergence as a
 share of what a position tells (the mean divergence of the model's own distributions from their average), which is the
 same for a model that tells much and one that tells little, and to the share of equal first choices: each limit is twice
-the worse of what SmolLM2-135M-Instruct showed in two measurements, 264 positions of built-in passages and of
+the worse of what SmolLM2-135M-Instruct showed in two measurements, 292 positions of built-in passages and of
 conversations, and 271 of the docstrings' validation split; none is raised without a new one.
 
-A wrong model must be told from rounding: query and key rows in the wrong order diverge by 0.35 of what a position
-tells, a zeroed layer of the base by 0.029 at least (26 of its 30 were tried). BF16, Q8_0 and Q6_K find each of them; 11
-of the 26 stay within the limits of Q5_K_M, 3 within those of Q4_K_M, so what K-quants are made of is proved as well.
+A limit of rounding leaves room for a wrong model: two rows of one matrix in each other's place cost 0.0001 of what a
+position tells, a thirtieth of Q8_0's own rounding. So whatever the type, the one that loses nothing is proved beside it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ NATS = {
     "F32": {"max_nats": 0.005, "median_nats": 0.001},
     "F16": {"p99_nats": 0.05, "median_nats": 0.005},
 }
-"""Over the top 5 of all positions, and over positions of the worst of their top 5. F32 showed TODO"""
+"""The largest gap and the median one over the top 5 of all positions; the 99th percentile of the positions' largest.
+
+F32 showed 0.0003 at most and 0.00013 in the median on the built-in texts, 0.0003 and 0.00017 on docstrings, all of it
+the server's sum over the vocabulary; F16, whose kernels round what they multiply, 0.017 and 0.0021, and 0.021 and
+0.0028. After a few odd tokens they round a single position by 0.2, which a checkpoint's F32 does not share.
+"""
 LOSSLESS = (*NATS, "BF16")
 """What a checkpoint is proved in, as it is trained in them: one that is off is another model, and not a rounded one."""
 FLOOR_NATS = 2e-4
@@ -34,11 +38,11 @@ class Measured:
 
 
 MEASURED = {
-    "BF16": (Measured(0.0000614, 0.000227, 0.9924), Measured(0.000147, 0.00127, 0.9926)),
-    "Q8_0": (Measured(0.00149, 0.00542, 0.9394), Measured(0.00336, 0.0191, 0.9262)),
-    "Q6_K": (Measured(0.00477, 0.0215, 0.8977), Measured(0.00937, 0.0524, 0.8967)),
-    "Q5_K_M": (Measured(0.0245, 0.156, 0.8106), Measured(0.0482, 0.273, 0.7897)),
-    "Q4_K_M": (Measured(0.0159, 0.0803, 0.8409), Measured(0.0325, 0.159, 0.8192)),
+    "BF16": (Measured(0.0000569, 0.000346, 0.9897), Measured(0.000145, 0.00126, 0.9926)),
+    "Q8_0": (Measured(0.00147, 0.00814, 0.9623), Measured(0.00336, 0.0191, 0.9262)),
+    "Q6_K": (Measured(0.00455, 0.0286, 0.9144), Measured(0.00937, 0.0524, 0.8967)),
+    "Q5_K_M": (Measured(0.0262, 0.251, 0.8288), Measured(0.0482, 0.273, 0.7897)),
+    "Q4_K_M": (Measured(0.0193, 0.147, 0.8425), Measured(0.0325, 0.159, 0.8192)),
 }
 """On the built-in texts, and on docstrings."""
 
