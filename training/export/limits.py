@@ -7,7 +7,7 @@ the worse of what SmolLM2-135M-Instruct showed in two measurements, 292 position
 conversations, and 271 of the docstrings' validation split; none is raised without a new one.
 
 A limit of rounding leaves room for a wrong model: two rows of one matrix in each other's place cost 0.0001 of what a
-position tells, a thirtieth of Q8_0's own rounding. So whatever the type, the one that loses nothing is proved beside it.
+position tells, a thirtieth of Q8_0's own rounding. So whatever the type, the one that loses nothing is proved too.
 """
 
 from dataclasses import dataclass
