@@ -104,7 +104,7 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
     from training.export import merge
 
     if args.dry_run:
-        merge.require_adapter(checkpoint)
+        merge.check(checkpoint)
         size = format_bytes(merge.num_bytes(checkpoint, cast=True))
         return _previewed(report, {merge.folder_of(name): f"would hold the merged model, {size}"})
     made = merge.standalone(checkpoint, name, force=args.force)
