@@ -85,11 +85,10 @@ def _has_hash(folder: Path, digits: str) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, kind: str) -> Iterator[None]:
-    """Let one process at a time make the artifacts of a name; a failed first one leaves no empty folder behind."""
-    parent = folder.parent
+def exclusive(parent: Path, kind: str) -> Iterator[None]:
+    """Let one process at a time make what lies in a folder; a failed first one leaves no empty folder behind."""
     lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
-    with files.disk_errors(folder), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+    with files.disk_errors(parent), locks.hold(lock, f"another command that makes {kind}", resource=resource):
         files.remove_leftovers(parent)  # also where nothing is made, since all is there
         try:
             yield

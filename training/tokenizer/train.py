@@ -110,7 +110,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None 
     """
     key = _key(corpus, settings)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
-    with store.exclusive(folder, artifact.KIND):
+    with store.exclusive(folder.parent, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
         predicted_bytes = predicted_memory_bytes(corpus, settings)
