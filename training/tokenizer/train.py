@@ -264,7 +264,7 @@ def manifest_of(folder: Path, name: str, settings: Settings) -> dict:
 
 
 def _measure(tokenizer: artifact.Tokenizer, corpus: Corpus) -> dict:
-    figures = {name: measure.compression(tokenizer, read()) for name, read in corpus.samples.items()}
+    figures, _ = measure.count(tokenizer, ((name, text) for name, read in corpus.samples.items() for text in read()))
     return {
         "bytes_per_token": {name: round(figure.bytes_per_token, 4) for name, figure in figures.items()},
         "multi_digit_tokens": len(measure.multi_digit_tokens(tokenizer)),
