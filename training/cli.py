@@ -149,7 +149,7 @@ def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
 
 
 def _print(lines: str) -> bool:
-    """Print whole lines on stdout; False where it cannot take it. A reader that has gone is none of Python's business at exit."""
+    """Print whole lines on stdout; False where it takes none. A reader that has gone is nothing to tell of."""
     try:
         print(lines, end="", flush=True)
         return True

@@ -335,14 +335,15 @@ def test_what_teachers_said_is_verified_with_the_tokens_that_it_is_of(tmp_path: 
     _retold(said, digest)
     (shard / dataset.TEACHERS / ".b.recording").mkdir()  # one that is still made
     assert main(["data-verify", str(folder)]) == 0
-    assert "1 record: aaaaaaaaaaaa" in capsys.readouterr().err
+    assert "1 recording: best@aaaaaaaaaaaa (1 label, top 2 of each)" in capsys.readouterr().err
     damage(said)
     assert main(["data-verify", str(folder)]) == 5
     assert found in capsys.readouterr().err
 
 
 def _retold(said: Path, tokens: str) -> None:
-    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens})
+    who = {"teacher": {"name": "best"}, "top_k": 2, "train": {"rows": 1}}
+    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens} | who)
 
 
 def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture):
