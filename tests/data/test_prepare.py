@@ -237,6 +237,17 @@ def test_an_overlong_record_names_the_command_that_reads_it(tmp_path: Path, caps
     assert main(["data-prepare", str(path), "--max-record", "4012B", "--seed", "3"]) == 0
 
 
+def test_an_integer_is_an_id_by_its_decimal_text(tmp_path: Path):
+    """As published data numbers its records: 0 too, in what is kept and in what is said of a bad one."""
+    values = [value | {"id": number - 1} for number, value in enumerate(records())]
+    path = write(tmp_path / "a.jsonl", [*values, {"id": 77, "text": " "}])
+    data = dataset.load(made(path, on_error="drop")[0])
+    kept = {value["id"]: value["text"] for split in data.splits for value in data.iter_records(split)}
+    assert kept == {str(value["id"]): value["text"] for value in values} and {"-1", "0"} < kept.keys()
+    assert json.loads((data.folder / "rejected.jsonl").read_text())["id"] == "77"
+    assert list(next(data.iter_records("train"))) == ["id", "text", "group"]
+
+
 def test_every_bad_record_is_reported_and_no_data_set_is_written(tmp_path: Path, own_roots: Path, capsys):
     path = write(tmp_path / "a.jsonl", records())
     assert main(["data-prepare", str(path), "--on-error", "report"]) == 0

@@ -32,7 +32,7 @@ from training.data.source import Source
 from training.data.split import Assignment
 
 _logger = logging.getLogger(__name__)
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
