@@ -205,9 +205,10 @@ def _quants(text: str, known: tuple[str, ...]) -> list[str]:
 
 def _chain(made: dict) -> str:
     from training.core.files import short
+    from training.core.store import reference_to
 
     def reference(part: dict | None) -> str:
-        return f"{part['name']}@{short(part['hash'])}" if part else "none named"
+        return reference_to(part) if part else "none named"
 
     run = f"run {made['run']}, step {made['step']}" if made["run"] else "no run"
     run += f" on {made['base']['name']}" if made["base"] else ""

@@ -39,6 +39,11 @@ def reference(folder: Path) -> str:
     return f"{folder.parent.name}@{folder.name}"
 
 
+def reference_to(named: dict) -> str:
+    """`name@hash12` of an artifact by what manifests and recipes say of it, `{"name", "hash"}`."""
+    return f"{named['name']}@{files.short(named['hash'])}"
+
+
 def complete_folders(parent: Path) -> list[Path]:
     """The complete artifacts directly under a folder, the newest last."""
     manifests = [path for path in parent.glob(f"[!.]*/{files.MANIFEST}") if path.is_file()]

@@ -62,7 +62,7 @@ class Dataset:
 
     @property
     def reference(self) -> str:
-        return f"{self.name}@{files.short(self.hash)}"
+        return store.reference_to(self.manifest)
 
     def path(self, split: str) -> Path:
         """The file of a split. Raises UserError where the dataset has none of that name."""
