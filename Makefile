@@ -92,7 +92,7 @@ data-peek: setup ## Look at records: what is trained, lengths, sources. DATASET=
 	$(call need,DATASET)
 	@$(TRAINYARD) data-peek "$$DATASET" $(ARGS)
 
-data-verify: setup ## Hash every file of a data set, its tokens and its teachers' records. DATASET=name@hash
+data-verify: setup ## Hash every file of a data set, its tokens and its teachers' recordings. DATASET=name@hash
 	$(call need,DATASET)
 	@$(TRAINYARD) data-verify "$$DATASET" $(ARGS)
 

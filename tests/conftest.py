@@ -120,6 +120,18 @@ def real_wheels() -> Path:
 
 
 @contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A real file system of a size (`1m`) at a place that is made for it; skips where this user may mount none."""
+    place.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@contextmanager
 def made_once(place: Path) -> Iterator[bool]:
     """Whether something of this machine's cache is there; the tests beside this one wait while the block makes it."""
     with locks.hold(place.with_name(f"{place.name}.lock"), "the tests", resource=str(place)):

@@ -8,14 +8,13 @@ service of compose.yaml, may run there (`training.containers.runtime`).
 import argparse
 import difflib
 import importlib
-import json
 import os
 import sys
 import traceback
 from types import ModuleType
 from typing import NoReturn
 
-from training.core import log, signals
+from training.core import files, log, signals
 from training.core.errors import (
     INTERRUPTED_EXIT_CODE,
     UNEXPECTED_EXIT_CODE,
@@ -52,7 +51,7 @@ def _overview() -> str:
     for group, names in COMMANDS.items():
         lines.append(f"{group}:")
         lines += [f"  {name:<16} {_module(name).SUMMARY}" for name in names]
-    lines += ["", "python -m training COMMAND --help shows a command's arguments."]
+    lines += ["", "python -m training COMMAND --help shows a command's arguments.", ""]
     return "\n".join(lines)
 
 
@@ -103,7 +102,7 @@ def _dispatch(argv: list[str]) -> int:
     report.publish()
     if "--json" in argv:
         whole = {"schema": 1, **document, "report": report.to_json()}
-        if not _print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)):
+        if not _print(files.json_text(whole)):
             return MachineError.exit_code
     return report.exit_code
 
@@ -149,10 +148,10 @@ def _interrupted(report: Report, interrupt: KeyboardInterrupt) -> dict:
     return {"error": {"kind": name, "exit_code": INTERRUPTED_EXIT_CODE, "what": str(interrupt)}}
 
 
-def _print(text: str) -> bool:
-    """Print on stdout; False where it cannot take it. A reader that has gone is none of Python's business at exit."""
+def _print(lines: str) -> bool:
+    """Print whole lines on stdout; False where it takes none. A reader that has gone is nothing to tell of."""
     try:
-        print(text, flush=True)
+        print(lines, end="", flush=True)
         return True
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

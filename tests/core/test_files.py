@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import small_disk
 from training.core import files
 from training.core.errors import IntegrityError, MachineError, UserError
 
@@ -106,19 +107,12 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path):
 
 def test_a_full_disk_keeps_the_old_file(tmp_path: Path):
     """On a real file system of 1 MiB: the write fails, the old file stays, no leftover remains."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
+    with small_disk(tmp_path / "small", "1m") as mount:
         files.write_bytes(mount / "a", b"old")
         with pytest.raises(MachineError, match="disk is full"):
             files.write_bytes(mount / "a", bytes(2 << 20))
         assert (mount / "a").read_bytes() == b"old"
         assert os.listdir(mount) == ["a"]
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "where names cannot be exchanged"])

@@ -237,6 +237,17 @@ def test_an_overlong_record_names_the_command_that_reads_it(tmp_path: Path, caps
     assert main(["data-prepare", str(path), "--max-record", "4012B", "--seed", "3"]) == 0
 
 
+def test_an_integer_is_an_id_by_its_decimal_text(tmp_path: Path):
+    """As published data numbers its records: 0 too, in what is kept and in what is said of a bad one."""
+    values = [value | {"id": number - 1} for number, value in enumerate(records())]
+    path = write(tmp_path / "a.jsonl", [*values, {"id": 77, "text": " "}])
+    data = dataset.load(made(path, on_error="drop")[0])
+    kept = {value["id"]: value["text"] for split in data.splits for value in data.iter_records(split)}
+    assert kept == {str(value["id"]): value["text"] for value in values} and {"-1", "0"} < kept.keys()
+    assert json.loads((data.folder / "rejected.jsonl").read_text())["id"] == "77"
+    assert list(next(data.iter_records("train"))) == ["id", "text", "group"]
+
+
 def test_every_bad_record_is_reported_and_no_data_set_is_written(tmp_path: Path, own_roots: Path, capsys):
     path = write(tmp_path / "a.jsonl", records())
     assert main(["data-prepare", str(path), "--on-error", "report"]) == 0
@@ -335,14 +346,15 @@ def test_what_teachers_said_is_verified_with_the_tokens_that_it_is_of(tmp_path: 
     _retold(said, digest)
     (shard / dataset.TEACHERS / ".b.recording").mkdir()  # one that is still made
     assert main(["data-verify", str(folder)]) == 0
-    assert "1 record: aaaaaaaaaaaa" in capsys.readouterr().err
+    assert "1 recording: best@aaaaaaaaaaaa (1 label, top 2 of each)" in capsys.readouterr().err
     damage(said)
     assert main(["data-verify", str(folder)]) == 5
     assert found in capsys.readouterr().err
 
 
 def _retold(said: Path, tokens: str) -> None:
-    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens})
+    who = {"teacher": {"name": "best"}, "top_k": 2, "train": {"rows": 1}}
+    files.write_manifest(said, dataset.TEACHING, {"hash": "a" * 64, "tokens": tokens} | who)
 
 
 def test_a_renamed_folder_is_not_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture):

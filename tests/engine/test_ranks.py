@@ -138,6 +138,26 @@ def test_rows_of_added_tokens_are_kept_from_shards(tmp_path: Path, monkeypatch: 
     assert not first.equal(last)
 
 
+def test_one_process_at_a_time_has_the_whole_model_in_memory(recipe: Path, nursery: Nursery, tmp_path: Path):
+    """From its first weight to the last shard; a second one would find the first one's mark."""
+    marked = f"""
+import os, time
+from training.engine import sharding
+from training.objectives import architecture
+whole, shard, mark = architecture.random, sharding.shard, {str(tmp_path / "whole")!r}
+def build(*given):
+    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    time.sleep(0.5)
+    return whole(*given)
+def parted(*given):
+    root = shard(*given)
+    os.unlink(mark)
+    return root
+architecture.random, sharding.shard = build, parted
+"""
+    assert train(nursery, recipe, *WINDOWS, *SHARDED, before=marked).status() == "completed"
+
+
 def test_a_checkpoint_moves_between_one_process_and_several(recipe: Path, nursery: Nursery):
     """One writes, two go on; then in shards; then one again."""
     alone = train(nursery, recipe, *WINDOWS)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import small_disk
 from training.calculator import nvml
 from training.cli import main
 from training.core import files, paths
@@ -251,18 +252,12 @@ def test_no_checkpoint_at_all_is_an_error_and_not_a_fresh_start(recipe: Path):
 
 def test_a_full_disk_during_a_save_keeps_the_last_checkpoint(recipe: Path, own_roots: Path):
     """B13: a real file system with room for some saves and no more."""
-    runs = paths.roots().runs
-    runs.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(runs)], capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
+    with small_disk(paths.roots().runs, "1500k"):
         code, run = train(recipe, "checkpoint.keep=50", "stop.max_steps=60", "checkpoint.every_steps=2")
         assert code == 3 and run.status() == "failed"
         newest = run.latest(checkpoint.STATE_KIND)
         assert newest is not None and run.pointed("latest") == newest
         assert not list(run.checkpoints.glob(".*"))
-    finally:
-        subprocess.run(["umount", str(runs)], check=True)
 
 
 def test_lines_in_a_file_are_plain_and_come_at_once(recipe: Path, tmp_path: Path):

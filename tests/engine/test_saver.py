@@ -1,6 +1,5 @@
 """Checkpoints in the background: what they hold, what happens when the disk fails, and what waits for them."""
 
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import small_disk
 from tests.engine.test_run import final_weights, losses, train
 from training.cli import main
 from training.core import files, paths
@@ -183,11 +183,7 @@ def test_a_cancel_file_stops_and_saves_nothing(recipe: Path, monkeypatch: pytest
 
 def test_checkpoints_on_a_small_disk_are_old_or_new(recipe: Path):
     """B13 on a real file system: it fills up while the run saves in the background."""
-    runs = paths.roots().runs
-    runs.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4000k", "tmpfs", str(runs)], capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
+    with small_disk(paths.roots().runs, "4000k") as runs:
         code, run = train(recipe, "checkpoint.keep=1", "checkpoint.every_steps=2", "checkpoint.initial=false")
         assert code == 0 and run.status() == "completed"  # room for three, and old ones go
         (runs / "ballast").write_bytes(b"x" * 1_000_000)
@@ -195,8 +191,6 @@ def test_checkpoints_on_a_small_disk_are_old_or_new(recipe: Path):
         full = all_runs()[0]
         assert code == 3 and full.status() == "failed" and full.latest(checkpoint.STATE_KIND) is not None
         assert not list(full.checkpoints.glob(".*"))
-    finally:
-        subprocess.run(["umount", str(runs)], check=True)
 
 
 def test_a_request_before_the_first_step_is_heard_after_it(recipe: Path, monkeypatch: pytest.MonkeyPatch):

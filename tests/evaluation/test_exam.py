@@ -68,6 +68,12 @@ def test_every_wrong_line_is_told_at_once(tmp_path: Path):
     assert all(f"line {number}" in str(error.value) for number in (2, 3, 4))
 
 
+def test_questions_may_be_numbered_from_0(tmp_path: Path):
+    questions = [{"id": i, "question": f"{i}?", "answer": str(i)} for i in range(3)]
+    whole = exam.read(write_exam(tmp_path / "e.jsonl", [*questions, {"question": "x?", "answer": "x"}]))
+    assert [one.id for one in whole.questions] == ["0", "1", "2", "4"]
+
+
 def test_the_answer_budget_and_the_draw_are_part_of_the_identity(tmp_path: Path):
     """The same model scores otherwise where its answer is cut off, so that is another measurement."""
     questions = [{"question": f"{i}?", "answer": str(i)} for i in range(30)]

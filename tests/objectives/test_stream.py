@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.objectives.contract import measure
-from training.objectives.loss import Logits, logits_of, summed_nats
+from training.objectives.loss import logits_of, summed_nats
 from training.objectives.stream import StreamRows
 from training.objectives.trained_rows import HeadWithRows
 
@@ -100,7 +100,7 @@ def _with_rows(head: torch.nn.Linear) -> HeadWithRows:
     return HeadWithRows(head, torch.nn.Parameter(torch.randn(2, 16)), VOCAB - 2)
 
 
-def _capped(head: torch.nn.Linear) -> Logits:
+def _capped(head: torch.nn.Linear) -> torch.nn.Module:
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(final_logit_softcapping=2.0))
     return logits_of(SimpleNamespace(get_output_embeddings=lambda: head, config=config))
 
@@ -118,7 +118,7 @@ def test_the_chunked_loss_has_the_value_and_gradient_of_the_whole(chunk: int, ki
         logits = {"with trained rows": _with_rows, "capped": _capped}.get(kind, lambda head: head)(head)
         if kind == "frozen":
             head.requires_grad_(False)
-        trained = list((head if kind == "capped" else logits).parameters())
+        trained = list(logits.parameters())
         (3 * summed_nats(logits, hidden_ND, (labels_N,), size) / 7).backward()
         with torch.no_grad():
             nats = summed_nats(logits, hidden_ND, (labels_N,), size)

@@ -12,7 +12,7 @@ from training.data.supervision import Settings
 from training.objectives import teaching
 
 
-def test_a_record_of_a_teacher_is_verified_with_the_data_set_that_it_lies_in(tmp_path: Path, capsys):
+def test_a_teachers_recording_is_verified_with_the_data_set_that_it_lies_in(tmp_path: Path, capsys):
     tokenizer = make_tokenizer(make_dataset(tmp_path, [{"text": text} for text in texts() if text.strip()]))
     data = make_dataset(tmp_path, [talk(f"question {i}", f"answer {i}") | {"group": str(i)} for i in range(40)])
     split = tokens.open_split(tokens.tokenize(data, tokenizer, Settings("assistant", 80)), "train")
@@ -25,7 +25,8 @@ def test_a_record_of_a_teacher_is_verified_with_the_data_set_that_it_lies_in(tmp
             recording.write([teaching.Said(top_NK, shares_NC, shares_NC[:, 0])])
     folder = teaching.folder_of(split, teacher, 2)
     assert main(["data-verify", str(data.folder)]) == 0
-    assert f"1 record: {folder.name}" in capsys.readouterr().err
+    told = f"1 recording: best@{folder.name} ({split.num_trained_tokens:,} labels, top 2 of each)"
+    assert told in capsys.readouterr().err
     said = folder / "train.logprobs.bin"
     changed = bytearray(said.read_bytes())
     changed[0] ^= 1

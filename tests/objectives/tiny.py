@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import make_records
-from tests.engine.test_run import final_weights, losses
+from tests.engine.test_run import final_weights, losses, train
 from training.cli import main
 from training.core import files, paths
 from training.recipe import bases
@@ -96,6 +96,19 @@ def make_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = RECIPE.replace("METHOD", method).replace("WEIGHTS", weights)
         (folder / f"{method}.yaml").write_text(text)
     return folder
+
+
+def train_in_any_split(recipe: Path, *others: tuple[str, ...]) -> None:
+    """Train an adapter's recipe with its windows cut in several ways, and hold their losses against each other."""
+    found = []
+    for overrides in (
+        ("data.micro_batch=4", "batch.accumulate=1"), ("data.micro_batch=1", "batch.accumulate=4"),
+        ("memory.loss_chunk=3",), ("memory.gradient_checkpointing=true",), *others,
+    ):  # fmt: skip
+        _, run = train(recipe, "lora.dropout=0", "stop.max_steps=4", *overrides)
+        found.append(list(losses(run).values()))
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], abs=1e-5)
 
 
 def resume_in_the_middle(run: RunFolder) -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from training.core.errors import Problems
+from training.recipe.load import load
+
 VALID = """\
 name: tiny
 method: pretrain
@@ -20,6 +23,13 @@ model:
 data: {seq_len: 64, packing: true}
 stop: {max_steps: 10}
 """
+
+
+def problems(path: Path, *overrides: str) -> str:
+    """All that a recipe is refused for."""
+    with pytest.raises(Problems) as caught:
+        load(path, overrides)
+    return str(caught.value)
 
 
 @pytest.fixture

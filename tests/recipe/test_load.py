@@ -5,18 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.recipe.conftest import VALID
+from tests.recipe.conftest import VALID, problems
 from training.core.errors import Problems, UserError
 from training.core.paths import REPOSITORY
 from training.recipe import kept
 from training.recipe.load import Resolved, load
-
-
-def problems(path: Path, *overrides: str) -> str:
-    with pytest.raises(Problems) as caught:
-        load(path, overrides)
-    return str(caught.value)
-
 
 # ---- scalars
 

@@ -5,20 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipe.conftest import VALID
-from training.core.errors import Problems, UserError
+from tests.recipe.conftest import VALID, problems
+from training.core.errors import UserError
 from training.recipe import bases
 from training.recipe.load import load
 from training.recipe.model import Duration
 from training.recipe.rules import training_problems
 
 BASED = "name: x\nmethod: lora\nmodel: {base: smollm2-135m-instruct}\nstop: {max_steps: 1}\n"
-
-
-def problems(path: Path, *overrides: str) -> str:
-    with pytest.raises(Problems) as caught:
-        load(path, overrides)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,9 @@ def test_a_file_that_is_not_proved_or_not_whole_is_refused(served: Path):
         promote(make_model("unproved", 2, parity=None))
     changed = make_model("changed", 3)
     changed.write_bytes(changed.read_bytes() + b"x")
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match="chain") as error:
         promote(changed)
+    assert error.value.where == "GGUF"
     run = RunFolder.create("r", {"name": "r"})
     run.update(status="queued")
     with pytest.raises(UserError, match="has not ended"):
@@ -250,6 +251,14 @@ def test_a_file_that_is_not_proved_or_not_whole_is_refused(served: Path):
         promote(make_model("broken", 5, run=run.id, step=1))
     with pytest.raises(UserError, match="no such model"):
         promote(paths.roots().trained / "none.gguf")
+
+
+def test_the_contenders_bytes_are_read_once(served: Path, monkeypatch: pytest.MonkeyPatch):
+    better, read, whole = make_model("better", 2), [], files.sha256_file
+    measured(better, 40)
+    monkeypatch.setattr(files, "sha256_file", lambda path, *more: read.append(path) or whole(path, *more))
+    promote(better)
+    assert read.count(better) == 1
 
 
 def test_a_champion_whose_file_is_gone_is_told(served: Path):

@@ -104,7 +104,7 @@ def _merged(args: argparse.Namespace, report: Report, checkpoint, name: str) -> 
     from training.export import merge
 
     if args.dry_run:
-        merge.require_adapter(checkpoint)
+        merge.check(checkpoint)
         size = format_bytes(merge.num_bytes(checkpoint, cast=True))
         return _previewed(report, {merge.folder_of(name): f"would hold the merged model, {size}"})
     made = merge.standalone(checkpoint, name, force=args.force)
@@ -205,9 +205,10 @@ def _quants(text: str, known: tuple[str, ...]) -> list[str]:
 
 def _chain(made: dict) -> str:
     from training.core.files import short
+    from training.core.store import reference_to
 
     def reference(part: dict | None) -> str:
-        return f"{part['name']}@{short(part['hash'])}" if part else "none named"
+        return reference_to(part) if part else "none named"
 
     run = f"run {made['run']}, step {made['step']}" if made["run"] else "no run"
     run += f" on {made['base']['name']}" if made["base"] else ""

@@ -2,7 +2,7 @@
 
 import argparse
 
-from training.commands.train import add_parallel, add_summary, parallel_of
+from training.commands.train import add_parallel, parallel_of, told
 from training.core.report import Report
 
 SUMMARY = "go on with a run from its newest complete checkpoint"
@@ -23,10 +23,4 @@ def run(args: argparse.Namespace, report: Report) -> dict:
 
     was_completed = folder.status() == "completed"
     summary = launch.resume(folder, parallel_of(args))
-    if not summary:
-        report.add("followed", f"{folder.id}; its first process reports")
-        return {"folder": str(folder.path)}
-    add_summary(report, folder.id, summary)
-    if was_completed:
-        report.add("reused", "the run was completed already; nothing was trained")
-    return summary | {"folder": str(folder.path)}
+    return told(report, folder, summary, "the run was completed already" if was_completed else None)

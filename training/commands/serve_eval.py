@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from training.commands.serve_status import add_place
 from training.core.report import Report
 
 SUMMARY = "swap a model into the running service, check and smoke it, put the old one back"
@@ -15,10 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", type=Path, metavar="FILE", help="smoke prompts (default: recipes/smoke.yaml)")
     parser.add_argument("--compare", metavar="OTHER_MODEL", help="ask another model the same, in one report")
     parser.add_argument("--any-quant", action="store_true", help="compare at different quant types all the same")
-    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
-    parser.add_argument(
-        "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
-    )
+    add_place(parser)
     parser.add_argument(
         "--budget-seconds", type=float, default=180.0, metavar="S", help="how long to wait for health (default: 180)"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 
+from training.commands.serve_status import add_loaded, add_service
 from training.core.report import Report
 
 SUMMARY = "finish the restore that a crash cut short"
@@ -9,7 +10,7 @@ EXAMPLE = "make serve-restore"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
+    add_service(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be put back, and do nothing")
 
 
@@ -20,9 +21,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("service", result["service"])
     report.add("restored", _outcome(result, args.dry_run))
     if result["loaded"]:
-        report.add(
-            "serves now", f"{result['loaded']['path']}, {result['loaded']['parameters']} parameters, by its word"
-        )
+        add_loaded(report, result["loaded"])
     else:
         report.add("serves now", "nothing: the service is stopped" if not result["running"] else "not healthy")
     return {"schema": 1, "dry_run": args.dry_run, **result}

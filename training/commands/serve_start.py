@@ -2,6 +2,7 @@
 
 import argparse
 
+from training.commands.serve_status import add_loaded, add_place
 from training.core.report import Report
 
 SUMMARY = "put a model into service"
@@ -10,10 +11,7 @@ EXAMPLE = "make serve-start MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF under $DATA_ROOT/models, or its /app/models/... name")
-    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
-    parser.add_argument(
-        "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
-    )
+    add_place(parser)
     parser.add_argument("--ctx-size", type=int, metavar="TOKENS", help="default: the model's own, at most 4096")
     parser.add_argument("--dry-run", action="store_true", help="check and say what would be done, and do nothing")
 
@@ -36,9 +34,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if args.dry_run:
         report.add("dry run", "nothing was stopped, started or written")
     elif result["loaded"]:
-        report.add(
-            "serves now", f"{result['loaded']['path']}, {result['loaded']['parameters']} parameters, by its word"
-        )
+        add_loaded(report, result["loaded"])
     report.add("next", service_command("serve-status", record["service"]))
     return {"schema": 1, "dry_run": args.dry_run, **result}
 

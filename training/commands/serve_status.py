@@ -10,7 +10,7 @@ EXAMPLE = "make serve-status"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
+    add_service(parser)
 
 
 def run(args: argparse.Namespace, report: Report) -> dict:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.add("model", f"{record['model']}{hash_part(record['sha256'])}, since {record['since']}")
         report.add("at", f"http://127.0.0.1:{record['port']}, {record['runtime']}, log {record['log']}")
     if loaded:
-        report.add("serves now", f"{loaded['path']}, {loaded['parameters']} parameters, by its word")
+        add_loaded(report, loaded)
     if state["holder"]:
         report.add("busy", locks.describe(state["holder"]))
     if record is not None and not state["healthy"]:
@@ -40,6 +40,24 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         report.fail("UNFINISHED SWAP", 4)
         report.add("next", service_command("serve-restore", service))
     return {"schema": 1, **state}
+
+
+def add_service(parser: argparse.ArgumentParser) -> None:
+    """The option that names a service."""
+    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that name a service and its port."""
+    add_service(parser)
+    parser.add_argument(
+        "--port", type=int, help="the port (default: the running service's, else TRAINYARD_PORT, else 18080)"
+    )
+
+
+def add_loaded(report: Report, loaded: dict) -> None:
+    """The row of what a server says that it has loaded."""
+    report.add("serves now", f"{loaded['path']}, {loaded['parameters']} parameters, by its word")
 
 
 def _way_out(service: str, model: Path) -> str:

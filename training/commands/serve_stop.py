@@ -2,6 +2,7 @@
 
 import argparse
 
+from training.commands.serve_status import add_service
 from training.core.report import Report
 
 SUMMARY = "stop the service"
@@ -9,7 +10,7 @@ EXAMPLE = "make serve-stop"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--service", metavar="NAME", help="llama-gpu, llama-cpu or a local one (default: by RUNTIME)")
+    add_service(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be stopped, and do nothing")
 
 

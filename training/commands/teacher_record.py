@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     told = f"{said['label_is_first']:.1%} of labels are its first choice"
     report.add("its loss", f"{least}{said['loss_nats']:.4f} nats; {told}")
     named = teaching.reference(taught.folder, taught.manifest)
-    report.add("record", named + (" (was there already)" if taught.reused else ""))
+    report.add("recording", named + (" (was there already)" if taught.reused else ""))
     report.add("on disk", format_bytes(taught.num_bytes))
     report.add("next", f"make train CONFIG={args.config}")
     return {"schema": 1, "reused": taught.reused, "folder": str(taught.folder), "manifest": taught.manifest}

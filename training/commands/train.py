@@ -1,10 +1,16 @@
 """`train`: a recipe becomes a run."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core.report import Report
 from training.core.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from training.runs.folder import RunFolder
 
 SUMMARY = "train a recipe; Ctrl-C saves, and `resume` goes on"
 EXAMPLE = "make train CONFIG=recipes/demo/pretrain-stdlib.yaml ARGS='stop.max_steps=100'"
@@ -27,13 +33,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     from training.engine import launch
 
     folder, summary, reused = launch.start(resolved, reuse=args.reuse, parallel=parallel_of(args))
-    if not summary:
-        report.add("followed", f"{folder.id}; its first process reports")
-        return {"folder": str(folder.path)}
-    add_summary(report, folder.id, summary)
-    if reused:
-        report.add("reused", "a completed run of the same recipe, data and tokenizer; nothing was trained")
-    return summary | {"reused": reused, "folder": str(folder.path)}
+    same = "a completed run of the same recipe, data and tokenizer" if reused else None
+    return told(report, folder, summary, same)
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,23 @@ def parallel_of(args: argparse.Namespace):
     return parallel.of_arguments(kind, ranks) or parallel.Parallel("ddp", 1)
 
 
-def add_summary(report: Report, run_id: str, summary: dict) -> None:
+def told(report: Report, folder: RunFolder, summary: dict, reused: str | None) -> dict:
+    """Say what a run did, and return it as the command's document.
+
+    Args:
+        summary: empty in a process that follows the run's first one.
+        reused: what there was already, where nothing was trained.
+    """
+    if not summary:
+        report.add("followed", f"{folder.id}; its first process reports")
+        return {"folder": str(folder.path)}
+    _add_summary(report, folder.id, summary)
+    if reused:
+        report.add("reused", f"{reused}; nothing was trained")
+    return summary | {"reused": reused is not None, "folder": str(folder.path)}
+
+
+def _add_summary(report: Report, run_id: str, summary: dict) -> None:
     """The rows that say what a run did."""
     report.add("run", run_id)
     report.add("stopped", f"{summary['stop_reason']} at step {summary['steps']} of {summary['planned_steps']}")

@@ -223,7 +223,7 @@ def write_text(target: Path, text: str) -> None:
 
 
 def json_text(value: object) -> str:
-    """JSON as files hold it: indented for people, keys in the order given."""
+    """JSON as files and stdout hold it: indented for people, keys in the order given."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -39,6 +39,11 @@ def reference(folder: Path) -> str:
     return f"{folder.parent.name}@{folder.name}"
 
 
+def reference_to(named: dict) -> str:
+    """`name@hash12` of an artifact by what manifests and recipes say of it, `{"name", "hash"}`."""
+    return f"{named['name']}@{files.short(named['hash'])}"
+
+
 def complete_folders(parent: Path) -> list[Path]:
     """The complete artifacts directly under a folder, the newest last."""
     manifests = [path for path in parent.glob(f"[!.]*/{files.MANIFEST}") if path.is_file()]
@@ -85,11 +90,10 @@ def _has_hash(folder: Path, digits: str) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, kind: str) -> Iterator[None]:
-    """Let one process at a time make the artifacts of a name; a failed first one leaves no empty folder behind."""
-    parent = folder.parent
+def exclusive(parent: Path, kind: str) -> Iterator[None]:
+    """Let one process at a time make what lies in a folder; a failed first one leaves no empty folder behind."""
     lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
-    with files.disk_errors(folder), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+    with files.disk_errors(parent), locks.hold(lock, f"another command that makes {kind}", resource=resource):
         files.remove_leftovers(parent)  # also where nothing is made, since all is there
         try:
             yield

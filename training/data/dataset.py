@@ -62,7 +62,7 @@ class Dataset:
 
     @property
     def reference(self) -> str:
-        return f"{self.name}@{files.short(self.hash)}"
+        return store.reference_to(self.manifest)
 
     def path(self, split: str) -> Path:
         """The file of a split. Raises UserError where the dataset has none of that name."""
@@ -142,13 +142,18 @@ def resolve(reference: str) -> Path:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was held against its hashes and found whole."""
+    """What was held against its hashes and found whole.
+
+    Args:
+        tokens: the names of the token sets' folders.
+        teachers: each recording's folder and manifest.
+    """
 
     data: Dataset
     num_files: int
     num_bytes: int
     tokens: tuple[str, ...]
-    teachers: tuple[str, ...]
+    teachers: dict[Path, dict]
 
 
 def verify(folder: Path) -> Verified:
@@ -179,16 +184,13 @@ def verify(folder: Path) -> Verified:
         )  # fmt: skip
     num_files = sum(len(manifest["files"]) for manifest in whole.values())
     num_bytes = sum(one["bytes"] for manifest in whole.values() for one in manifest["files"].values())
-    return Verified(data, num_files, num_bytes, _names(shards), _names(teachers))
+    names = tuple(shard.name for shard in shards)
+    return Verified(data, num_files, num_bytes, names, {recorded: whole[recorded] for recorded in teachers})
 
 
 def _folders(parent: Path) -> list[Path]:
     """The folders of a folder, but for hidden ones, in which something is still made."""
     return sorted(path for path in parent.glob("[!.]*") if path.is_dir())
-
-
-def _names(folders: list[Path]) -> tuple[str, ...]:
-    return tuple(folder.name for folder in folders)
 
 
 def _wrong_files(folder: Path, manifest: dict) -> Iterator[IntegrityError]:

@@ -100,7 +100,7 @@ class Parser:
 
 def identity(value: object) -> str | None:
     """The id of whatever a line holds, if it has one."""
-    found = value.get("id") if isinstance(value, dict) else None
+    found = record.as_id(value.get("id")) if isinstance(value, dict) else None
     return found if isinstance(found, str) else None
 
 

@@ -32,7 +32,7 @@ from training.data.source import Source
 from training.data.split import Assignment
 
 _logger = logging.getLogger(__name__)
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
@@ -108,7 +108,7 @@ class Preparation:
     def run(self) -> tuple[Path, bool]:
         """Write the dataset, or find it unchanged. Return its folder, and whether it was found."""
         growth = process.Growth()
-        with store.exclusive(self._parent() / "dataset", KIND):
+        with store.exclusive(self._parent(), KIND):
             if found := self._unchanged():
                 return found, True
             with files.scratch_folder(self._parent()) as work:
@@ -155,7 +155,7 @@ class Preparation:
         Raises UserError where one is bad, naming the list.
         """
         target = self._parent().with_name(f"{self.name}.problems.jsonl")
-        with store.exclusive(self._parent() / "dataset", KIND), files.scratch_folder(self._parent()) as work:
+        with store.exclusive(self._parent(), KIND), files.scratch_folder(self._parent()) as work:
             read = self._read(work)
             if not read.num_rejected:
                 target.unlink(missing_ok=True)

@@ -53,6 +53,11 @@ def shown(value: object) -> str:
     return shortener.repr(value)
 
 
+def as_id(value: object) -> object:
+    """An id as it is kept: an integer, which published data often has, as its decimal text; all else as it is."""
+    return str(value) if type(value) is int else value
+
+
 def form_of(value: object) -> str | None:
     """Recognise a record's form by its keys; None where there is none, or more than one."""
     keys = set(value) & _FORM_KEYS if isinstance(value, dict) else set()
@@ -110,6 +115,8 @@ def build(value: dict, form: str, source: str | None = None) -> Record:
     if source and "source" not in value:
         value = {**value, "source": source}
     date = value.get("date")
+    if "id" in value:
+        value = {**value, "id": as_id(value["id"])}
     content = _content(value, form)
     return Record(
         line=canonical(value),

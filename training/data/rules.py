@@ -131,6 +131,10 @@ def _name(key: str, value: object) -> Iterator[Reason]:
         yield Reason("long_name", f"{key!r} has {len(value)} characters")
 
 
+def _id(key: str, value: object) -> Iterator[Reason]:
+    yield from _name(key, record.as_id(value))
+
+
 def _date(key: str, value: object) -> Iterator[Reason]:
     if not (isinstance(value, str) and is_date(value)):
         yield Reason("bad_date", f"{key!r} is {shown(value)}, not a date like 2026-11-29 or 2026-11-29T21:43:00Z")
@@ -155,7 +159,7 @@ def _tools(key: str, value: object) -> Iterator[Reason]:
 
 
 _OPTIONAL: dict[str, Callable[[str, object], Iterator[Reason]]] = {
-    "id": _name,
+    "id": _id,
     "source": _name,
     "group": _name,
     "date": _date,

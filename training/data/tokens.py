@@ -113,7 +113,7 @@ def tokenize(dataset: Dataset, tokenizer: Tokenizer, settings: Settings | None =
     """
     _require_form(dataset, settings)
     folder = folder_of(dataset, tokenizer, settings)
-    with store.exclusive(folder, KIND):
+    with store.exclusive(folder.parent, KIND):
         if not store.reusable(folder, KIND):
             dataset = dataset.verified()
             _require_space(folder, dataset, tokenizer)

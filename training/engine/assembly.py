@@ -4,6 +4,7 @@ on with. Every process of a run builds the same; under FSDP2 it keeps its part."
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +57,17 @@ class Assembly:
         """Build them on a device."""
         rows, validation = rows_of(inputs, "train", recipe), _validation_rows(recipe, inputs)
         place = torch.device("cpu") if ranks.shards else found.torch_device
-        trainee = backends.of(recipe.backend).build(recipe, inputs.tokenizer, place, found.dtype)
-        if recipe.memory.loss_kernel == "liger":
-            liger_loss.put_in(trainee.model)
+        build = partial(backends.of(recipe.backend).build, recipe, inputs.tokenizer, place, found.dtype)
         if ranks.shards:
             from training.engine import sharding
 
-            root = sharding.shard(trainee.model, ranks, found.torch_device)
+            trainee, root = sharding.in_turn(build, ranks, found.torch_device)
             rows = sharding.ShardedRows(rows, root)
             validation = validation and (sharding.ShardedRows(validation[0], root), validation[1])
+        else:
+            trainee = build()
+        if recipe.memory.loss_kernel == "liger":
+            liger_loss.put_in(trainee.model)
         memory_cap.of_process(recipe.memory.cap, found)
         return cls(recipe, ranks, trainee, optimizer.build(trainee.model, recipe.optimizer), rows, validation)
 

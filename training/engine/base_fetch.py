@@ -46,7 +46,7 @@ def fetch(name: str, *, given: Path | None = None, pin: bool = False) -> Fetched
             expected="a commit or version, and the sha256 of every file",
             next_command=f"make base-fetch BASE={name} ARGS=--pin",
         )  # fmt: skip
-    with store.exclusive(base.folder, KIND):
+    with store.exclusive(base.folder.parent, KIND):
         if not pin and store.reusable(base.folder, KIND):
             manifest = files.read_manifest(base.folder, KIND)
             if manifest["pinned"] == base.files:  # else it was made of what was pinned before

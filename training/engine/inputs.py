@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files
+from training.core import files, store
 from training.core.errors import IntegrityError
 from training.data import dataset as datasets
 from training.data import tokens
@@ -51,7 +51,7 @@ def resolve_inputs(recipe: Recipe, pinned: dict | None = None) -> Inputs:
 
 
 def _pinned(pinned: dict | None, what: str) -> str | None:
-    return f"{pinned[what]['name']}@{files.short(pinned[what]['hash'])}" if pinned else None
+    return store.reference_to(pinned[what]) if pinned else None
 
 
 def _tokenizer(recipe: Recipe, pinned: dict | None) -> artifact.Tokenizer:

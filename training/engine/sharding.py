@@ -3,17 +3,21 @@
 Each block of the model is a unit of its own (torch's `fully_shard`); the rest, embedding, last norm and head, is one
 with a root that this file puts around the model. The root's forward pass is the objective's loss: so the head, which
 the loss applies by itself, runs where its weights are whole. Gradients are summed and not averaged, since a window's
-loss is divided by the tokens of all processes. The model is built in host memory and goes to the device in shards.
+loss is divided by the tokens of all processes. The model is built in host memory and goes to the device in shards, in
+one process of a machine after the other, so that a machine holds one whole model at a time.
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from training.core.errors import UserError
 from training.engine.parallel import Ranks
 from training.objectives.contract import Objective, Tensors
+from training.objectives.trainee import Trainee
 
 
 class Root(torch.nn.Module):
@@ -27,8 +31,19 @@ class Root(torch.nn.Module):
         return objective.loss(self.model, tensors)
 
 
-def shard(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> Root:
-    """Leave this process its part of a model alone, on its device; the names of the weights stay.
+def in_turn(build: Callable[[], Trainee], ranks: Ranks, device: torch.device) -> tuple[Trainee, Root]:
+    """Build a whole model when the turn is this process's, and leave it its part alone, on its device."""
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    for turn in range(max(ranks.gathered(ranks.local_size))):
+        if turn == ranks.local_rank:
+            trainee = build()
+            root = shard(trainee.model, mesh)
+        ranks.gathered(None)
+    return trainee, root
+
+
+def shard(model: torch.nn.Module, mesh: DeviceMesh) -> Root:
+    """Leave this process its part of a model alone; the names of the weights stay.
 
     Raises UserError for a model of which transformers does not say what its blocks are.
     """
@@ -39,7 +54,6 @@ def shard(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> Root:
             "the model does not say what its blocks are, so it cannot be sharded", where="--parallel",
             found=type(model).__name__, expected="ddp", next_command="the same command with --parallel ddp in ARGS",
         )  # fmt: skip
-    mesh = init_device_mesh(device.type, (ranks.size,))
     root = Root(model)
     for module in (*blocks, root):
         fully_shard(module, mesh=mesh)

@@ -200,8 +200,9 @@ def _question(value: object, place: int, where: str) -> Question:
     if messages is None and not isinstance(prompt, str):
         raise UserError("a question is a text", where=where, found=f"{asked[0]}: a {type(value[asked[0]]).__name__}",
                         expected="a text")  # fmt: skip
+    named = place if value.get("id") in (None, "") else value["id"]
     return Question(
-        str(value.get("id") or place), None if messages is None else tuple(messages), prompt, answer, tuple(options),
+        str(named), None if messages is None else tuple(messages), prompt, answer, tuple(options),
         value.get("group"),
     )  # fmt: skip
 

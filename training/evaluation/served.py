@@ -16,6 +16,7 @@ from training.evaluation.rendering import Asked, Prompts
 from training.evaluation.subject import Subject
 from training.llamacpp.client import Client
 from training.llamacpp.server import ServerProcess
+from training.tokenizer.ids import NAME_THE_CAUSE, first_difference
 
 HEALTH_SECONDS = 180.0
 _ANSWER_SECONDS = 600.0
@@ -81,13 +82,12 @@ class ServedAnswerer:
         served = self.client.tokenize(text, add_special=True, parse_special=True)
         if served == ids:
             return
-        pairs = enumerate(zip(served, ids, strict=False))
-        place = next((at for at, (one, other) in pairs if one != other), min(len(served), len(ids)))
+        place = first_difference(served, ids)
         raise RunError(
             f"the server reads a question otherwise than training did, from position {place} on",
             where=f"question {question.id}", found=f"ids {served[place : place + 6]} of {len(served)}",
             expected=f"ids {ids[place : place + 6]} of {len(ids)}, by {self.prompts.tokenizer.name}",
-            next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
+            next_command=NAME_THE_CAUSE,
         )  # fmt: skip
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:

@@ -7,7 +7,7 @@ where a manifest names them. It imports no torch.
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import files, paths
+from training.core import files, paths, store
 from training.core.errors import IntegrityError, UserError
 from training.recipe import bases
 from training.recipe.load import Resolved
@@ -48,7 +48,7 @@ class Subject:
     def dataset(self) -> str | None:
         """The data set that it was trained on, `name@hash`, where its manifest names one."""
         named = self.origin.get("dataset")
-        return named and f"{named['name']}@{files.short(named['hash'])}"
+        return named and store.reference_to(named)
 
     @property
     def quant_type(self) -> str | None:

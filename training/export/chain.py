@@ -249,22 +249,24 @@ def _kept_recipe_hash(path: Path) -> str:
 def _dataset(claim: dict | None) -> str:
     if claim is None:
         raise _AbsentError("no dataset is named")
-    try:
-        folder = datasets.resolve(f"{claim['name']}@{files.short(claim['hash'])}")
-    except UserError:
-        raise _AbsentError(f"{claim['name']}@{files.short(claim['hash'])} is not on this machine") from None
+    folder = _resolved(claim, datasets.resolve)
     _require_equal("dataset", folder / files.MANIFEST, _verified(folder, datasets.KIND)["hash"], claim["hash"])
     return claim["hash"]
 
 
 def _tokenizer(claim: dict) -> str:
     """Of an artifact, or of the base that brings its own."""
-    try:
-        folder = artifact.resolve(f"{claim['name']}@{files.short(claim['hash'])}")
-    except UserError:
-        raise _AbsentError(f"{claim['name']}@{files.short(claim['hash'])} is not on this machine") from None
+    folder = _resolved(claim, artifact.resolve)
     _require_equal("tokenizer", folder / files.MANIFEST, _tokenizer_hash(folder), claim["hash"])
     return claim["hash"]
+
+
+def _resolved(claim: dict, resolve: Callable[[str], Path]) -> Path:
+    reference = store.reference_to(claim)
+    try:
+        return resolve(reference)
+    except UserError:
+        raise _AbsentError(f"{reference} is not on this machine") from None
 
 
 def _tokenizer_hash(folder: Path) -> str:

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import files
+from training.core import files, store
 from training.core.errors import IntegrityError, UserError
 from training.export import adapter as adapters
 from training.export import turns, weights
@@ -341,7 +341,7 @@ def _with_tokenizer(
             "not the tokenizer that the checkpoint was trained with",
             where=tokenizer_folder / artifact.TOKENIZER,
             found=f"sha256 {files.short(digest)}",
-            expected=f"{named['name']}@{files.short(named['hash'])}",
+            expected=store.reference_to(named),
         )
     pre_tokenizer = pretokenizers.name_of(tokenizer_json)
     if named.get("pre_tokenizer", pre_tokenizer) != pre_tokenizer:

@@ -65,7 +65,7 @@ def folder_of(name: str) -> Path:
     return place.folder_of(name) / f"{name}-merged"
 
 
-def require_adapter(checkpoint: Checkpoint) -> None:
+def check(checkpoint: Checkpoint) -> None:
     """Raise UserError where there is nothing to merge, IntegrityError where a weight is no number."""
     if checkpoint.adapter is None:
         raise UserError(
@@ -81,7 +81,7 @@ def standalone(checkpoint: Checkpoint, name: str, *, force: bool = False) -> Sta
 
     Raises UserError where the checkpoint is no adapter, or another model is in the way and `force` is off.
     """
-    require_adapter(checkpoint)
+    check(checkpoint)
     target = folder_of(name)
     with place.hold(name), files.scratch_folder(target.parent) as work:
         files.require_space(target, num_bytes(checkpoint, cast=True) + (64 << 20), "the merged model")

@@ -24,7 +24,7 @@ def folder_of(name: str) -> Path:
 def hold(name: str) -> Iterator[None]:
     """Let one command at a time export under a name."""
     folder = folder_of(name)
-    with store.exclusive(folder / "any", "a model"):
+    with store.exclusive(folder, "a model"):
         files.remove_leftovers(folder, is_held=True)
         _settle(folder)
         yield

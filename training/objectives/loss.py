@@ -7,7 +7,7 @@ Legend: B rows of a batch, T positions of a row, N trained positions (of all B*T
 V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +19,6 @@ WHOLE_LOGITS = "gives_whole_logits"
 SUMMED = "sums_its_nats"
 """Set on a model to what sums its loss in training, given hidden states and labels (`liger_loss`)."""
 
-Logits = Callable[[torch.Tensor], torch.Tensor]
 Nats = Callable[..., torch.Tensor]
 """Sums a loss over positions: of float32 logits of shape (M, V), which are its own, and what is known of each."""
 
@@ -60,27 +59,30 @@ def _those(states: torch.Tensor, trained_N: torch.Tensor) -> torch.Tensor:
     return states if len(trained_N) == len(states) else states.index_select(0, trained_N)
 
 
-def logits_of(model: torch.nn.Module) -> Logits:
+def logits_of(model: torch.nn.Module) -> torch.nn.Module:
     """What makes logits of the last hidden states: the head, and the scale or the soft cap that some families have."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
-    cap = getattr(config, "final_logit_softcapping", None)
-    divisor = getattr(config, "logits_scaling", None)
-    factor = getattr(config, "logit_scale", None)
-    if not (cap or divisor or factor):
-        return head
+    changes = [getattr(config, name, None) for name in ("logits_scaling", "logit_scale", "final_logit_softcapping")]
+    return _ChangedHead(head, *changes) if any(changes) else head
 
-    def logits(hidden_ND: torch.Tensor) -> torch.Tensor:
-        logits_NV = head(hidden_ND)
-        logits_NV = logits_NV / divisor if divisor else logits_NV
-        logits_NV = logits_NV * factor if factor else logits_NV
-        return torch.tanh(logits_NV / cap) * cap if cap else logits_NV
 
-    logits.head = head
-    return logits
+class _ChangedHead(torch.nn.Module):
+    """A head whose logits are divided, multiplied, or capped softly."""
+
+    def __init__(self, head: torch.nn.Module, divisor: float | None, factor: float | None, cap: float | None):
+        super().__init__()
+        self.head, self.divisor, self.factor, self.cap = head, divisor, factor, cap
+
+    def forward(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        logits_NV = self.head(hidden_ND)
+        logits_NV = logits_NV / self.divisor if self.divisor else logits_NV
+        logits_NV = logits_NV * self.factor if self.factor else logits_NV
+        return torch.tanh(logits_NV / self.cap) * self.cap if self.cap else logits_NV
 
 
 def summed_nats(
-    logits: Logits, hidden_ND: torch.Tensor, targets: tuple[torch.Tensor, ...], chunk: int = 0, nats: Nats = of_labels
+    logits: torch.nn.Module, hidden_ND: torch.Tensor, targets: tuple[torch.Tensor, ...], chunk: int = 0,
+    nats: Nats = of_labels,
 ) -> torch.Tensor:  # fmt: skip
     """Sum a loss over trained positions; with `chunk`, logits of that many exist at once.
 
@@ -99,14 +101,8 @@ def summed_nats(
     if not torch.is_grad_enabled():
         parts = zip(*(one.split(chunk) for one in (hidden_ND, *targets)), strict=True)
         return torch.stack([of(*part) for part in parts]).sum()
-    trained = [weight for weight in _parameters(logits) if weight.requires_grad]
+    trained = [weight for weight in logits.parameters() if weight.requires_grad]
     return _Chunked.apply(of, chunk, targets, hidden_ND, *trained)
-
-
-def _parameters(logits: Logits) -> Iterator[torch.Tensor]:
-    """What the logits are computed with besides the hidden states."""
-    head = logits if isinstance(logits, torch.nn.Module) else logits.head
-    return head.parameters()
 
 
 class _Chunked(torch.autograd.Function):

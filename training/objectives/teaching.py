@@ -169,7 +169,7 @@ def record(split: TokenSplit, teacher: Identity, top_k: int, vocab_size: int) ->
     folder = folder_of(split, teacher, top_k)
     work = folder.with_name(f".{folder.name}.recording")
     folder.parent.mkdir(exist_ok=True)
-    with store.exclusive(folder, KIND):
+    with store.exclusive(folder.parent, KIND):
         if store.reusable(folder, KIND):
             yield None
             return

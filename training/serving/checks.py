@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.core.errors import IntegrityError, RunError, UserError
 from training.llamacpp.client import Client
 from training.serving.prompts import Prompt
+from training.tokenizer.ids import NAME_THE_CAUSE, first_difference
 
 if TYPE_CHECKING:
     from training.tokenizer.artifact import Tokenizer
@@ -107,13 +108,12 @@ def _render(source: str, messages: Sequence[dict], tokenizer: "Tokenizer") -> st
 def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "Tokenizer") -> None:
     if served == trained:
         return
-    pairs = enumerate(zip(served, trained, strict=False))
-    position = next((i for i, (a, b) in pairs if a != b), min(len(served), len(trained)))
+    position = first_difference(served, trained)
     raise RunError(
         f"the server reads the prompt {name!r} otherwise than training did, from position {position} on",
         found=_around(served, position, tokenizer),
         expected=f"{_around(trained, position, tokenizer)}, by {tokenizer.name}",
-        next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
+        next_command=NAME_THE_CAUSE,
     )
 
 

@@ -59,7 +59,7 @@ def add(
     }  # fmt: skip
     key = files.sha256_json(body)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
-    with store.exclusive(folder, artifact.KIND):
+    with store.exclusive(folder.parent, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
         with files.atomic_folder(folder) as temporary:

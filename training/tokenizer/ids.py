@@ -4,7 +4,7 @@ A wrong split rule shows only on digits, contractions, newlines and blanks, and 
 across the rule's boundary; so the strings here are nasty on purpose, and real lines go with them.
 """
 
-import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core.errors import RunError
@@ -25,7 +25,8 @@ NASTY = (
     "x=1;y+=2 # z", "((((]]]]}}}}", "!!!???...---===", "http://localhost:8080/a?b=c&d=%20",
     "<|not_a_token|>", "snake_case CamelCase",
 )  # fmt: skip
-_logger = logging.getLogger(__name__)
+NAME_THE_CAUSE = "make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause"
+"""What to run where a server reads a prompt otherwise than training did."""
 
 
 def strings_of(encoder: "tokenizers.Tokenizer") -> list[str]:
@@ -46,11 +47,16 @@ def check(client: Client, encoder: "tokenizers.Tokenizer", lines: list[str], pre
     return {"nasty_strings": len(nasty), "lines": len(lines), "different": 0}
 
 
+def first_difference(ids: Sequence[int], others: Sequence[int]) -> int:
+    """The first position at which two sequences differ; where one is the other's beginning, its length."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(ids), len(others)))
+
+
 def _difference(
     text: str, expected: list[int], served: list[int], encoder: "tokenizers.Tokenizer", pre_tokenizer: str
 ) -> RunError:
-    pairs = zip([*expected, None], [*served, None], strict=False)
-    position = next(number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    position = first_difference(expected, served)
     return RunError(
         "the server splits text into other tokens than the tokenizer does",
         where=f"{text[:120]!r}, token {position}",

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from training.core import files
 from training.core.errors import UserError
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 
-_HELD_TEXTS = 256
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,6 @@ class Compression:
     @property
     def bytes_per_token(self) -> float:
         return self.text_bytes / self.num_tokens
-
-
-def compression(tokenizer: Tokenizer, texts: Iterable[str]) -> Compression:
-    """Encode texts as plain text and count."""
-    text_bytes = num_tokens = 0
-    for text in texts:
-        [ids] = tokenizer.encode_plain([text])
-        text_bytes += len(text.encode())
-        num_tokens += len(ids)
-    return Compression(text_bytes, num_tokens)
 
 
 @dataclass(frozen=True)
@@ -70,28 +62,28 @@ class Measured:
 def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Measured:
     """Encode texts as plain text and count; each comes as the name of its source and itself. Raises UserError
     where there is no text."""
-    import numpy as np
-
-    text_bytes, num_tokens = Counter(), Counter()
-    counts_V = np.zeros(tokenizer.vocab_size, np.int64)
-    held: list[np.ndarray] = []
-    for source, text in texts:
-        [ids] = tokenizer.encode_plain([text])
-        text_bytes[source] += len(text.encode())
-        num_tokens[source] += len(ids)
-        held.append(ids)
-        if len(held) == _HELD_TEXTS:
-            counts_V += np.bincount(np.concatenate(held), minlength=tokenizer.vocab_size)
-            held.clear()
-    if held:
-        counts_V += np.bincount(np.concatenate(held), minlength=tokenizer.vocab_size)
-    sources = {name: Compression(size, num_tokens[name]) for name, size in text_bytes.most_common() if size}
-    if not sources:
+    found, counts_V = count(tokenizer, texts)
+    if not found:
         raise UserError("there is no text to measure on", expected="a data set with at least one character of text")
+    sources = dict(sorted(found.items(), key=lambda one: -one[1].text_bytes))
     single_bytes = int(counts_V[tokenizer.num_bytes_V == 1].sum())
     specials = set(tokenizer.specials.values())
     unused = [int(number) for number in (counts_V == 0).nonzero()[0] if number not in specials]
     return Measured(tokenizer, sources, single_bytes / int(counts_V.sum()), unused)
+
+
+def count(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> tuple[dict[str, Compression], "np.ndarray"]:
+    """The compression of each source that has any text, and how often each id came; int64, shape (vocab_size,)."""
+    import numpy as np
+
+    text_bytes, num_tokens = Counter(), Counter()
+    counts_V = np.zeros(tokenizer.vocab_size, np.int64)
+    for source, text in texts:
+        [ids] = tokenizer.encode_plain([text])
+        text_bytes[source] += len(text.encode())
+        num_tokens[source] += len(ids)
+        np.add.at(counts_V, ids, 1)
+    return {name: Compression(size, num_tokens[name]) for name, size in text_bytes.items() if size}, counts_V
 
 
 def multi_digit_tokens(tokenizer: Tokenizer) -> list[str]:

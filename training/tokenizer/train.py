@@ -110,7 +110,7 @@ def train(corpus: Corpus, settings: Settings, *, name: str, prove: Prove | None 
     """
     key = _key(corpus, settings)
     folder = paths.roots().tokenizers / store.check_name(name, artifact.KIND) / files.short(key)
-    with store.exclusive(folder, artifact.KIND):
+    with store.exclusive(folder.parent, artifact.KIND):
         if store.reusable(folder, artifact.KIND):
             return folder, True
         predicted_bytes = predicted_memory_bytes(corpus, settings)
@@ -264,7 +264,7 @@ def manifest_of(folder: Path, name: str, settings: Settings) -> dict:
 
 
 def _measure(tokenizer: artifact.Tokenizer, corpus: Corpus) -> dict:
-    figures = {name: measure.compression(tokenizer, read()) for name, read in corpus.samples.items()}
+    figures, _ = measure.count(tokenizer, ((name, text) for name, read in corpus.samples.items() for text in read()))
     return {
         "bytes_per_token": {name: round(figure.bytes_per_token, 4) for name, figure in figures.items()},
         "multi_digit_tokens": len(measure.multi_digit_tokens(tokenizer)),
