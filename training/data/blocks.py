@@ -134,7 +134,7 @@ def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -
 
 def _lines(pieces: Iterator[bytes], max_line_bytes: int) -> Iterator[Block]:
     most = max_line_bytes + len(b"\xef\xbb\xbf\r")
-    first, waiting, num_waiting, skipped = 1, [], 0, 0
+    first, waiting, num_waiting, skipped, has_end = 1, [], 0, 0, False
     for piece in pieces:
         if skipped:
             end = piece.find(b"\n")
@@ -145,14 +145,16 @@ def _lines(pieces: Iterator[bytes], max_line_bytes: int) -> Iterator[Block]:
             first, skipped, piece = first + 1, 0, piece[end + 1 :]
         waiting.append(piece)
         num_waiting += len(piece)
-        if num_waiting >= _BLOCK_BYTES:
+        has_end = has_end or b"\n" in piece
+        if num_waiting < _BLOCK_BYTES:
+            continue
+        if has_end:  # else a long line would be joined anew with each of its pieces
             whole, _, rest = b"".join(waiting).rpartition(b"\n")
-            if whole:
-                yield Block(first, whole + b"\n")
-                first += whole.count(b"\n") + 1
-            waiting, num_waiting = [rest], len(rest)
-            if num_waiting > most:
-                waiting, num_waiting, skipped = [], 0, num_waiting
+            yield Block(first, whole + b"\n")
+            first += whole.count(b"\n") + 1
+            waiting, num_waiting, has_end = [rest], len(rest), False
+        if num_waiting > most:
+            waiting, num_waiting, skipped = [], 0, num_waiting
     if skipped:
         yield Block(first, b"", skipped)
     elif num_waiting:
