@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,26 @@ def test_a_packed_file_of_a_folder_is_held_to_the_rules_of_all(tmp_path: Path):
     with pytest.raises(UserError, match="a record is refused") as caught:
         read(source.of(str(folder)))
     assert "cut.txt.gz" in caught.value.where and "the packed file is cut short" in caught.value.found
+
+
+def test_a_file_of_a_folder_that_is_too_long_is_measured_and_not_held(tmp_path: Path):
+    """B43: of files as of lines; a forgotten dump beside the text costs no memory, and is told with its length."""
+    size = 64 << 20
+    folder = filled(tmp_path / "mixed", {"a.txt": "one\n", "z.txt": "two\n"})
+    with open(folder / "dump.csv", "wb") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    one = source.of(str(folder))
+    found = read(one, on_error="drop", max_record_bytes=1 << 20)
+    assert one.sha256 == one.fingerprint()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 4
+    assert found.texts == ["one\n", "two\n"] and found.rejected == {"too_long": 1} and not found.lines
+    assert (found.faults[0]["id"], found.faults[0]["reasons"][0]["found"]) == ("dump.csv", f"{size} bytes")
+    with pytest.raises(UserError, match="a record is too long") as caught:
+        read(one)
+    assert caught.value.next_command.endswith(f'--max-record {size}B"')
 
 
 def test_the_page_lists_every_extension():
