@@ -20,7 +20,7 @@ from tests.data.reading import read
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
-from training.data import blocks, dataset, intake, pool, source
+from training.data import blocks, dataset, intake, parquet, pool, source
 from training.data.folder import TEXT_SUFFIXES, Folder
 from training.data.prepare import Preparation
 from training.data.settings import Settings
@@ -120,6 +120,26 @@ def test_parquet_rows_are_records_and_a_null_is_a_field_that_is_not_there(tmp_pa
     with pytest.raises(UserError) as caught:
         read(tmp_path / "bad.parquet")
     assert "'text' is empty" in caught.value.found and "row 2" in caught.value.where
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is an optional extra")
+def test_parquet_rows_of_any_length_come_in_blocks_of_one_size(tmp_path: Path):
+    """Long rows a few at a time, short ones many, in the groups of one file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [[f"{i} " + "x" * 100_000 for i in range(200)], [f"short {i}" for i in range(3000)]]
+    path = tmp_path / "rows.parquet"
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema({"text": pyarrow.string()})) as writer:
+        for group in texts:
+            writer.write_table(pyarrow.table({"text": group}))
+    tracemalloc.start()
+    found = [(block.first, block.data.count(b"\n"), len(block.data)) for block in parquet.read(path, len)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(size for *_, size in found) < 2 << 20 and peak < 8 << 20
+    assert sum(count for _, count, _ in found) == 3200 and 20 <= len(found) < 40
+    assert [first for first, *_ in found[1:]] == [first + count for first, count, _ in found[:-1]]
 
 
 def test_parquet_without_its_package_is_refused_with_the_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
