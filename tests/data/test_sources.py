@@ -288,6 +288,10 @@ def test_sources_of_two_forms_make_no_data_set(tmp_path: Path):
     (tmp_path / "b.jsonl").write_bytes(lines([{"prompt": "a", "completion": "b"}]))
     with pytest.raises(UserError, match="records have one form"):
         read(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    (tmp_path / "bad.jsonl").write_bytes(lines([{"body": "no form at all"}]))
+    with pytest.raises(UserError, match="records have one form") as caught:
+        read(*(tmp_path / name for name in ("bad.jsonl", "a.jsonl", "b.jsonl")), on_error="drop")
+    assert caught.value.expected == "text, as the source a.jsonl has"
 
 
 def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):

@@ -145,11 +145,11 @@ class Reading:
                 yield batch
 
     def _require_one_form(self, source: Source) -> None:
-        forms = {one.form for one in self._sources[: self._sources.index(source) + 1]} - {None}
-        if len(forms) > 1:
+        first = next((one for one in self._sources if one.form), source)
+        if source.form not in (None, first.form):
             raise UserError(
                 "a dataset's records have one form; nothing was written", where=source.label, found=source.form,
-                expected=f"{self._sources[0].form}, as the source {self._sources[0].label} has",
+                expected=f"{first.form}, as the source {first.label} has",
                 next_command="prepare each source as a dataset of its own",
             )  # fmt: skip
 
