@@ -156,7 +156,8 @@ class Reading:
     def _keep(self, taken: Taken, spool) -> None:
         read, source = self._read, self._sources[taken.source]
         for fault in taken.faults:
-            if self._settings.on_error == "stop" and not source.always_drops:
+            is_left_out = source.always_drops and fault.reasons[0].rule != "too_long"
+            if self._settings.on_error == "stop" and not is_left_out:
                 raise self._refusal(fault)
             read.rejected[taken.source][fault.reasons[0].rule] += 1
             self._rejected.write(_json_line(fault.to_json(Path(fault.where).name)))

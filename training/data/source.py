@@ -34,7 +34,8 @@ class Source:
     is_packed = False
     """Whether its records take more room than its files."""
     always_drops = False
-    """Bad records of it are counted and left out, whatever the settings: nobody can correct them."""
+    """Bad records of it are counted and left out, whatever the settings: nobody can correct them. Those over the limit
+    are not: the settings can, which would otherwise decide bytes that the key does not name."""
 
     def __init__(self, label: str, argument: str, size_bytes: int, form: str | None, weight: float):
         self.label, self.argument, self.size_bytes = label, argument, size_bytes
