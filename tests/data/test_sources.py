@@ -320,6 +320,15 @@ def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):
     assert len(held_out) == len(set(held_out))
 
 
+def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path: Path):
+    """A split that was asked for is never empty."""
+    (tmp_path / "a.jsonl").write_bytes(lines(values(60)))
+    with pytest.raises(UserError, match="the weights leave no record in train") as caught:
+        prepared(source.of(f"{tmp_path}/a.jsonl=0.001"))
+    assert caught.value.found.endswith("a.jsonl=0.001") and "some of 51 records" in caught.value.expected
+    assert not list(paths.roots().datasets.glob("*/*"))
+
+
 @pytest.mark.parametrize("text", ["a.jsonl=0", "a.jsonl=-1", "a.jsonl=many", "a.jsonl=nan", "a.jsonl=1e9"])
 def test_what_is_no_weight_is_refused(text: str):
     with pytest.raises(UserError, match=r"not a source|no such input"):

@@ -247,7 +247,15 @@ class Preparation:
         weights = np.array([one.weight for one in self.sources])[ledger.column("source")]
         uniform = sampling.uniform(ledger.column("order"), _WEIGHT_SEED)
         copies = np.where(assignment.of("train"), np.floor(weights + uniform), 1).astype(np.uint8)
+        num_train = assignment.counts["train"]
         assignment.leave_out(np.flatnonzero(assignment.of("train") & (copies == 0)))
+        if not assignment.counts["train"]:
+            raise UserError(
+                "the weights leave no record in train; nothing was written", where="--source",
+                found=", ".join(one.argument for one in self.sources),
+                expected=f"weights that leave some of {format_number(num_train, 'record')}",
+                next_command="the same command with larger weights",
+            )  # fmt: skip
         return copies
 
     def _move_lists(self, work: Path, folder: Path, read: Read) -> None:
