@@ -370,6 +370,23 @@ def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     assert len(sample.ids) == 20 and text.startswith(BOS) and text.endswith("last" + "done" + EOS)
 
 
+@pytest.mark.parametrize("add_bos", [True, False], ids=["BOS", "no BOS"])
+@pytest.mark.parametrize("loss_on", ["all", "completion"])
+def test_the_prompt_goes_before_any_of_the_answer_whatever_is_trained(tokenizer, loss_on, add_bos):
+    """R14: what is trained of the prompt does not make it the answer; nor is a first token a label then."""
+    bare = Tokenizer(tokenizer.folder, {**tokenizer.manifest, "add_bos": add_bos})
+    value = {"prompt": "12345 " * 10, "completion": "".join(f"{i} is {i * 7}\n" for i in range(40))}
+    prompt, answer = (len(ids) for ids in bare.encode_plain([value["prompt"], value["completion"]]))
+    for seq_len in (add_bos + prompt + answer, add_bos + answer + 1, add_bos + answer - 20, 100):
+        (sample,) = encode(bare, limited(seq_len, "left", loss_on), value)
+        text = bare.decode(sample.ids.tolist()).removeprefix(BOS)
+        is_cut = seq_len <= add_bos + answer
+        assert len(sample.ids) == seq_len and ("answer_cut" in sample.notes) == is_cut
+        assert value["completion"].startswith(text) if is_cut else text.endswith(value["completion"] + EOS)
+        first = 1 if loss_on == "all" else max(1, seq_len - answer - 1)
+        assert not sample.trained[:first].any() and sample.trained[first:].all()
+
+
 @pytest.mark.parametrize("loss_on", ["all", "completion", "assistant"])
 def test_what_is_shortened_fits_and_keeps_its_labels(tokenizer, loss_on):
     """Every length from none to all: what is kept fits, ends a turn or is counted as cut, and trains something."""

@@ -33,14 +33,18 @@ _MOST_TRIALS = 12
 
 
 def shortened(
-    encoder: Encoder, conversation: Conversation | None, ids: np.ndarray, trained: np.ndarray
+    encoder: Encoder, said: Conversation | str, ids: np.ndarray, trained: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Ids and labels that fit, or that do not still, and which of ANSWER_CUT and QUESTION_CUT has come of it."""
+    """Ids and labels that fit, or that do not still, and which of ANSWER_CUT and QUESTION_CUT has come of it.
+
+    Args:
+        said: the conversation; the completion alone of a record of plain texts.
+    """
     limit, cuts = encoder.settings.seq_len, ()
-    if conversation is None:
-        ids, trained = _without_start(encoder, ids, trained)
+    if isinstance(said, str):
+        ids, trained = _without_start(encoder, said, ids, trained)
     else:
-        fitting = _Fitting(encoder, conversation, ids, trained)
+        fitting = _Fitting(encoder, said, ids, trained)
         fitting.fit()
         ids, trained, cuts = fitting.ids, fitting.trained, (QUESTION_CUT,) * fitting.cuts_the_question
     if len(ids) <= limit:
@@ -58,12 +62,16 @@ def _last_run(trained: np.ndarray) -> slice:
     return slice(int(before[-1]) + 1 if len(before) else 0, stop)
 
 
-def _without_start(encoder: Encoder, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _without_start(
+    encoder: Encoder, completion: str, ids: np.ndarray, trained: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Take the first tokens of a prompt away, behind the BOS."""
-    has_bos = int(encoder.tokenizer.add_bos)
-    prompt_end = int(np.argmax(trained)) if encoder.settings.loss_on != "all" else len(ids) - KEPT_ANSWER_TOKENS
-    gone = slice(has_bos, has_bos + min(len(ids) - encoder.settings.seq_len, max(0, prompt_end - has_bos)))
-    return np.delete(ids, gone), np.delete(trained, gone)
+    first = int(encoder.tokenizer.add_bos)
+    num_answer = len(encoder.tokenizer.encode_plain([completion])[0]) + 1  # the EOS
+    gone = slice(first, min(first + len(ids) - encoder.settings.seq_len, len(ids) - num_answer))
+    ids, trained = np.delete(ids, gone), np.delete(trained, gone)
+    trained[:1] = 0  # nothing before it predicts it any more
+    return ids, trained
 
 
 @dataclass(frozen=True)
