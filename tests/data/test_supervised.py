@@ -315,6 +315,20 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     assert lost.reason == "too_long"
 
 
+@pytest.mark.parametrize("loss_on", ["all", "completion", "assistant"])
+def test_what_has_no_room_for_its_answer_is_too_long_whatever_is_trained(tokenizer, loss_on):
+    """B19, R14: of a long system's turn nothing is cut, and its beginning alone would teach no answer."""
+    rules = {"messages": [{"role": "system", "content": "rule " * 80}, *talk("q", "the answer")["messages"]]}
+    (lost,) = encode(tokenizer, limited(200, "left", loss_on), rules)
+    assert isinstance(lost, LeftOut) and lost.reason == "too_long"
+    rules["messages"][-1]["content"] = "z9 " * 400
+    whole = length_of(tokenizer, rules)
+    (cut,) = encode(tokenizer, limited(whole - 500, "left", loss_on), rules)
+    assert "answer_cut" in cut.notes and "z9 " * 90 in tokenizer.decode(cut.ids.tolist())
+    (asked,) = encode(tokenizer, limited(50, "left", loss_on), talk("question " * 40))
+    assert isinstance(asked, LeftOut) and asked.reason == "too_long"
+
+
 def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
     """B19: the first answer goes, not the last; where there is no room even so, nothing of the first is kept."""
     (sample,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))

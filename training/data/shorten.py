@@ -43,23 +43,21 @@ def shortened(
     limit, cuts = encoder.settings.seq_len, ()
     if isinstance(said, str):
         ids, trained = _without_start(encoder, said, ids, trained)
+        start = _last_run(trained)
     else:
         fitting = _Fitting(encoder, said, ids, trained)
         fitting.fit()
         ids, trained, cuts = fitting.ids, fitting.trained, (QUESTION_CUT,) * fitting.cuts_the_question
-    if len(ids) <= limit:
-        return ids, trained, cuts
-    answer = _last_run(trained)
-    if limit - answer.start >= min(KEPT_ANSWER_TOKENS, answer.stop - answer.start):
+        start = fitting.answer_start
+    if len(ids) > limit and limit - start >= min(KEPT_ANSWER_TOKENS, len(ids) - start):
         return ids[:limit], trained[:limit], (*cuts, ANSWER_CUT)
     return ids, trained, cuts
 
 
-def _last_run(trained: np.ndarray) -> slice:
-    """Where the last labels in a row lie."""
-    stop = len(trained) - int(np.argmax(trained[::-1]))
-    before = np.flatnonzero(trained[:stop] == 0)
-    return slice(int(before[-1]) + 1 if len(before) else 0, stop)
+def _last_run(trained: np.ndarray) -> int:
+    """Where the last labels begin, behind which nothing is kept; the end where there are none."""
+    before = np.flatnonzero(trained == 0)
+    return int(before[-1]) + 1 if len(before) else 0
 
 
 def _without_start(
@@ -106,6 +104,16 @@ class _Fitting:
         """Whether text of the latest user's turn is gone, though its answer is trained."""
         asked = [index for index in range(len(self._messages)) if self._messages[index]["role"] == "user"]
         return bool(asked) and (asked[-1] in self._cuts.texts or asked[-1] in self._cuts.gone)
+
+    @property
+    def answer_start(self) -> int:
+        """Tokens before the last answer, by the text where they are labels too; all of them where nobody answers."""
+        if self._encoder.settings.loss_on != "all":
+            return _last_run(self.trained)
+        tokenizer = self._encoder.tokenizer
+        rendered = self._encoder.renderer.render(self._conversation.cut(self._cuts.texts, self._cuts.gone))
+        before = rendered.text[: rendered.spans[-1][0] if rendered.spans else None]
+        return len(tokenizer.encode_rendered([tokenizer.with_bos(before)])[0])
 
     def fit(self) -> None:
         """Take text away in the order of what it is worth, until the rest fits or nothing is left to take."""
