@@ -33,7 +33,7 @@ from training.data.source import Source
 _logger = logging.getLogger(__name__)
 SPOOL, REJECTED, CONTAMINATED = "spool", "rejected.jsonl", "contaminated.jsonl"
 _PROCESS_BYTES = 160 << 20
-_MEMORY_BYTES_A_RECORD = 40
+_RECORD_BYTES, _DRAWN_RECORD_BYTES = 40, 96
 _PACKED_RATIO = 4
 _ALONE_BELOW_BYTES = 4 << 20
 
@@ -46,11 +46,14 @@ class Need:
     text_bytes: int
     workers: int
     num_bands: int
+    is_drawn: bool
+    """Whether a draw or weights decide which records are taken, and how often."""
 
     @property
     def memory_bytes(self) -> int:
         """Of the workers, and of what this process grows by."""
-        return (1 + self.workers) * _PROCESS_BYTES + self.num_records * _MEMORY_BYTES_A_RECORD
+        of_records = self.num_records * (_DRAWN_RECORD_BYTES if self.is_drawn else _RECORD_BYTES)
+        return (1 + self.workers) * _PROCESS_BYTES + of_records
 
     @property
     def disk_bytes(self) -> int:
@@ -196,7 +199,8 @@ class Reading:
         """Predict the need from the first good batch, and refuse it before anything large is done."""
         text_bytes = sum(source.size_bytes * (_PACKED_RATIO if source.is_packed else 1) for source in self._sources)
         num_records = int(text_bytes * len(taken.columns["digest"]) / max(1, len(taken.lines)))
-        self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands)
+        is_drawn = self._settings.draws or any(source.weight != 1 for source in self._sources)
+        self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands, is_drawn)
         self._read.need.require(self._folder)
         if self._workers:
             need = self._read.need
