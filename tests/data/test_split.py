@@ -139,7 +139,9 @@ def test_the_cutoff_is_exclusive():
     values = [{"text": f"old {i}", "date": "2026-06-30T23:59:59Z", "source": f"s{i}"} for i in range(60)]
     values += [{"text": "new", "date": "2026-07-01", "source": "s1"}, {"text": "undated", "source": "s2"}]
     values += [{"text": "old 1", "date": "2026-07-02", "source": "s1"}]  # it existed before: not new
+    values += [{"text": "asked for", "date": "2026-07-02", "source": "s3", "split": "validation"}]
     placed = sides(values, Settings(cutoff="2026-06-30"))
+    assert placed[63] == "validation"
     assert placed[60] == "test_postcutoff" and placed.count("test_postcutoff") == 1
     assert placed[62] is None and placed[1] in ("train", "validation", "test")
 

@@ -37,7 +37,7 @@ def _add_split(group, settings, group_by: tuple[str, ...]) -> None:
     add("--train-ratio", type=float, default=settings.train_ratio, help="share of train (default %(default)s)")
     add("--val-ratio", type=float, default=settings.val_ratio, help="share of validation (default %(default)s)")
     add("--seed", type=int, default=settings.seed, help="decides which group goes where (default %(default)s)")
-    add("--cutoff", metavar="YYYY-MM-DD", help="records dated after that day go to test_postcutoff alone")
+    add("--cutoff", metavar="YYYY-MM-DD", help="records dated after it go to test_postcutoff if they name no split")
     add(
         "--group-by",
         choices=group_by,
