@@ -86,6 +86,18 @@ def test_a_packed_file_that_is_damaged_or_cut_short_is_refused(tmp_path: Path, k
         read(path)
 
 
+def test_a_file_that_was_packed_with_a_long_window_is_not_called_damaged(tmp_path: Path):
+    """As archives of whole sites are: `zstd --long=31`."""
+    packer = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=31)
+    ).compressobj()
+    path = tmp_path / "archive.jsonl.zst"
+    path.write_bytes(packer.compress(lines(values(5))) + packer.flush())
+    with pytest.raises(UserError, match="needs a window of more than 128 MiB") as caught:
+        read(path)
+    assert caught.value.next_command.startswith(f"zstd -d --long=31 {path}")
+
+
 def test_a_bad_line_of_a_packed_file_is_shown_by_a_command_that_works(tmp_path: Path):
     path = tmp_path / "my data.jsonl.gz"
     path.write_bytes(gzip.compress(lines(values(3)) + b"{bad\n"))

@@ -6,6 +6,7 @@ kept.
 """
 
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -
     except Exception as error:
         if not (isinstance(error, zlib.error) or type(error).__name__ == "ZstdError"):
             raise
+        if "too much memory" in str(error):  # packed with --long, as archives are: whole, and no work for a few blocks
+            raise UserError(
+                "the packed file needs a window of more than 128 MiB", where=path, found=error,
+                expected="a file that was packed without --long",
+                next_command=f"zstd -d --long=31 {shlex.quote(str(path))}   # then the unpacked file",
+            ) from None  # fmt: skip
         raise UserError("the packed file is damaged", where=path, found=error, expected="a whole file") from None
     if unpacker is not None:
         raise UserError("the packed file is cut short", where=path, found="no end", expected="a whole file")
