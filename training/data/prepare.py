@@ -37,19 +37,6 @@ _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
 
-def prepare(
-    source: Source,
-    *,
-    name: str,
-    ratios: tuple[float, float] = (Settings.train_ratio, Settings.val_ratio),
-    seed: int = Settings.seed,
-    cutoff: str | None = None,
-    group_by: str = Settings.group_by,
-) -> Path:
-    """Prepare a source under a name and return the dataset's folder; `ratios` are train's and validation's."""
-    return Preparation([source], name=name, settings=Settings(*ratios, seed, cutoff, group_by)).run()[0]
-
-
 class Preparation:
     """Sources under one name and one set of settings.
 
