@@ -114,7 +114,7 @@ class Reading:
         self._sources, self._settings, self._evaluations = sources, settings, evaluations
         self._folder, self._command = folder, command
         self._size_bytes = sum(source.size_bytes for source in sources)
-        self._workers = pool.count_for(self._size_bytes, _ALONE_BELOW_BYTES) if workers is None else workers
+        self._workers = _count_for(self._size_bytes) if workers is None else workers
         self._num_bands = Bands(settings.near).num if settings.near else 0
 
     def run(self) -> Read:
@@ -233,6 +233,12 @@ class Reading:
             return self._command(self._settings, "--on-error drop")
         look = shown_by.format(line=fault.line, path=shlex.quote(str(path)))
         return f"{look}   # correct it, then run the same again, or ARGS='--on-error report' lists all"
+
+
+def _count_for(num_bytes: int) -> int:
+    """Processes for an input of a size: one a core, but no more than half of the free memory holds."""
+    most = psutil.virtual_memory().available // (2 * _PROCESS_BYTES)
+    return min(most, pool.count_for(num_bytes, _ALONE_BELOW_BYTES))
 
 
 def _expected(fault: Fault) -> str:
