@@ -20,7 +20,7 @@ PAGES = sorted(
     [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "recipes").rglob("*.md")]
 )
 SHORT_DEMO = ["--port {port}", "stop.max_steps=12", "evaluate.every_steps=6", "evaluate.records=4"]
-NOT_AGAIN = ("make test", "git clone", "cd ")
+NOT_AGAIN = "make test"
 """Shown in a document and not run here: the test command would run itself."""
 
 

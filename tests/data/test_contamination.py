@@ -1,6 +1,8 @@
 """Decontamination: what is found, what is not, and the list that says so."""
 
 import json
+import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,45 @@ def test_a_file_with_nothing_to_look_for_is_refused(tmp_path: Path, content: byt
         contamination.read([path], 13)
     with pytest.raises(UserError, match="no such file"):
         contamination.read([tmp_path / "gone"], 13)
+
+
+@pytest.mark.parametrize("ngram", [2, 5, 8, 13])
+def test_what_is_found_is_what_a_plain_search_finds(tmp_path: Path, ngram: int):
+    """Few words, so that runs come again and again: in whole where a line of the file has fewer than the run."""
+    chance = random.Random(ngram)
+    texts = [" ".join(chance.choices("abc", k=chance.randint(1, 16))) for _ in range(30)]
+    exam, runs = evaluations(tmp_path, *texts, ngram=ngram), {}
+    for number, text in enumerate(texts, 1):
+        found = text.split()
+        length = min(ngram, len(found))
+        for at in range(len(found) - length + 1) if length >= min(ngram, 5) else ():
+            runs.setdefault(" ".join(found[at : at + length]), f"exam.jsonl line {number}")
+    shared = 0
+    for _ in range(400):
+        taken = chance.choice(texts).split()[chance.randint(0, 4) :] if chance.random() < 0.3 else []
+        text = " ".join([*chance.choices("abcd", k=chance.randint(1, 8)), *taken, *chance.choices("abcd", k=3)])
+        found = exam.find([text])
+        assert (found is None) == (not any(f" {run} " in f" {text} " for run in runs)), text
+        if found:
+            assert runs[found.words] == found.place and f" {found.words} " in f" {text} "
+            shared += 1
+    assert shared > 40
+
+
+def test_a_look_up_takes_as_much_as_the_record_and_a_file_as_much_as_its_words(tmp_path: Path):
+    """Else a whole exam is sorted again for each record, and each process holds its runs as texts."""
+    chance, num_words = random.Random(1), 120_000
+    known = [f"w{number}" for number in range(5000)]
+    lines = [" ".join(chance.choices(known, k=60)) for _ in range(num_words // 60)]
+    tracemalloc.start()
+    exam = evaluations(tmp_path, *lines)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    assert exam.find(["no word of it " * 20]) is None
+    peak = tracemalloc.get_traced_memory()[1] - held
+    tracemalloc.stop()
+    assert exam.find([lines[-1]]).place == f"exam.jsonl line {len(lines)}"
+    assert held < 60 * num_words and peak < 100_000
 
 
 def test_contaminated_records_are_dropped_counted_and_listed(tmp_path: Path):

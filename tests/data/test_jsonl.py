@@ -1,6 +1,8 @@
 """Strict reading of JSONL: what is accepted, what is refused, and what the refusal says."""
 
+import itertools
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from tests.data.reading import read
 from training.core.errors import UserError
+from training.data import blocks
 from training.data.source import Jsonl
 
 
@@ -165,6 +168,30 @@ def test_a_long_line_takes_less_than_ten_times_its_size(tmp_path: Path):
     assert dropped.texts == ["a", "b"] and dropped.rejected == {"too_long": 1}
     assert dropped.faults[0]["line"] == 2 and dropped.faults[0]["reasons"][0]["found"] == f"{size + 11} bytes"
     assert peak < 2 * size
+
+
+def test_a_long_line_behind_a_blank_one_has_its_number(tmp_path: Path):
+    """A block that begins with a line's end holds a line, though nothing stands in it."""
+    path = write(tmp_path, '\n{"text":"' + "x" * (3 << 20) + '"}\n{bad\n')
+    found = read(path, on_error="drop")
+    assert found.lines == {"blank_lines": 1} and [fault["line"] for fault in found.faults] == [3]
+
+
+def test_a_long_line_is_joined_once_however_small_its_pieces(monkeypatch: pytest.MonkeyPatch):
+    """A packed file comes in small pieces; joined with each of them, a line of 32 MiB would be copied 1,500 times."""
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 1000)
+    line, copied = b"x" * 100_000, []
+
+    def watch(frame: object, event: str, called: object) -> None:
+        if event == "c_return" and getattr(called, "__name__", "") == "join" and called.__self__ == b"":
+            copied.append(called)
+
+    sys.setprofile(watch)
+    try:
+        found = list(blocks._lines(itertools.chain([b"a\n"], itertools.repeat(b"x" * 100, 1000), [b"\nb\n"]), 1 << 20))
+    finally:
+        sys.setprofile(None)
+    assert b"".join(block.data for block in found) == b"a\n" + line + b"\nb\n" and 0 < len(copied) < 10
 
 
 def test_the_files_hash_is_over_all_its_bytes(tmp_path: Path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from training.data import dataset, near
-from training.data.near import Bands, overlap
+from training.data.near import Bands
 from training.data.prepare import Preparation
 from training.data.settings import Settings
 from training.data.source import Jsonl
@@ -28,6 +28,10 @@ def changed(words: list[str], num: int, seed: int) -> str:
     for at in chance.sample(range(len(words)), num):
         words[at] = chance.choice(WORDS).upper() + "x"
     return " ".join(words)
+
+
+def overlap(a: bytes, b: bytes) -> float:
+    return near._jaccard(near._distinct(a, False), near._distinct(b, False))
 
 
 def made(path: Path, values: list[dict], **settings) -> dataset.Dataset:

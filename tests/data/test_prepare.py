@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -278,13 +279,21 @@ def test_bad_records_are_dropped_counted_and_listed(tmp_path: Path):
 
 
 def test_the_need_is_predicted_before_anything_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from types import SimpleNamespace
-
     path = write(tmp_path / "a.jsonl", records())
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100 << 20))
     with pytest.raises(MachineError, match="not enough memory") as caught:
         made(path)
     assert "100.00 MiB free" in caught.value.found and "for about 65 records" in caught.value.expected
+
+
+def test_many_cores_with_little_memory_take_fewer_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """64 of them would need 10 GiB; a file of any size would be refused."""
+    path = write(tmp_path / "a.jsonl", records())
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=400 << 20))
+    monkeypatch.setattr("training.data.reading._ALONE_BELOW_BYTES", 0)
+    preparation = prepare.Preparation([Jsonl(path)], name="mine", settings=Settings())
+    assert not preparation.run()[1] and preparation.need.workers == 1
 
 
 # ---- verifying

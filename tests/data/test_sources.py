@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.data.reading import read
 from training.cli import main
 from training.core import files, paths
 from training.core.errors import MachineError, RunError, UserError
-from training.data import blocks, dataset, intake, pool, source
+from training.data import blocks, dataset, intake, parquet, pool, source
 from training.data.folder import TEXT_SUFFIXES, Folder
 from training.data.prepare import Preparation
 from training.data.settings import Settings
@@ -85,6 +86,18 @@ def test_a_packed_file_that_is_damaged_or_cut_short_is_refused(tmp_path: Path, k
         read(path)
 
 
+def test_a_file_that_was_packed_with_a_long_window_is_not_called_damaged(tmp_path: Path):
+    """As archives of whole sites are: `zstd --long=31`."""
+    packer = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=31)
+    ).compressobj()
+    path = tmp_path / "archive.jsonl.zst"
+    path.write_bytes(packer.compress(lines(values(5))) + packer.flush())
+    with pytest.raises(UserError, match="needs a window of more than 128 MiB") as caught:
+        read(path)
+    assert caught.value.next_command.startswith(f"zstd -d --long=31 {path}")
+
+
 def test_a_bad_line_of_a_packed_file_is_shown_by_a_command_that_works(tmp_path: Path):
     path = tmp_path / "my data.jsonl.gz"
     path.write_bytes(gzip.compress(lines(values(3)) + b"{bad\n"))
@@ -119,6 +132,26 @@ def test_parquet_rows_are_records_and_a_null_is_a_field_that_is_not_there(tmp_pa
     with pytest.raises(UserError) as caught:
         read(tmp_path / "bad.parquet")
     assert "'text' is empty" in caught.value.found and "row 2" in caught.value.where
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is an optional extra")
+def test_parquet_rows_of_any_length_come_in_blocks_of_one_size(tmp_path: Path):
+    """Long rows a few at a time, short ones many, in the groups of one file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [[f"{i} " + "x" * 100_000 for i in range(200)], [f"short {i}" for i in range(3000)]]
+    path = tmp_path / "rows.parquet"
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema({"text": pyarrow.string()})) as writer:
+        for group in texts:
+            writer.write_table(pyarrow.table({"text": group}))
+    tracemalloc.start()
+    found = [(block.first, block.data.count(b"\n"), len(block.data)) for block in parquet.read(path, len)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(size for *_, size in found) < 2 << 20 and peak < 8 << 20
+    assert sum(count for _, count, _ in found) == 3200 and 20 <= len(found) < 40
+    assert [first for first, *_ in found[1:]] == [first + count for first, count, _ in found[:-1]]
 
 
 def test_parquet_without_its_package_is_refused_with_the_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -217,6 +250,26 @@ def test_a_packed_file_of_a_folder_is_held_to_the_rules_of_all(tmp_path: Path):
     assert "cut.txt.gz" in caught.value.where and "the packed file is cut short" in caught.value.found
 
 
+def test_a_file_of_a_folder_that_is_too_long_is_measured_and_not_held(tmp_path: Path):
+    """B43: of files as of lines; a forgotten dump beside the text costs no memory, and is told with its length."""
+    size = 64 << 20
+    folder = filled(tmp_path / "mixed", {"a.txt": "one\n", "z.txt": "two\n"})
+    with open(folder / "dump.csv", "wb") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    one = source.of(str(folder))
+    found = read(one, on_error="drop", max_record_bytes=1 << 20)
+    assert one.sha256 == one.fingerprint()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 4
+    assert found.texts == ["one\n", "two\n"] and found.rejected == {"too_long": 1} and not found.lines
+    assert (found.faults[0]["id"], found.faults[0]["reasons"][0]["found"]) == ("dump.csv", f"{size} bytes")
+    with pytest.raises(UserError, match="a record is too long") as caught:
+        read(one)
+    assert caught.value.next_command.endswith(f'--max-record {size}B"')
+
+
 def test_the_page_lists_every_extension():
     page = (paths.REPOSITORY / "docs" / "data.md").read_text()
     listed = set(re.search(r"^Extensions of text: (.+?)\.\n\n", page, re.M | re.S)[1].replace("`", "").split())
@@ -247,6 +300,10 @@ def test_sources_of_two_forms_make_no_data_set(tmp_path: Path):
     (tmp_path / "b.jsonl").write_bytes(lines([{"prompt": "a", "completion": "b"}]))
     with pytest.raises(UserError, match="records have one form"):
         read(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    (tmp_path / "bad.jsonl").write_bytes(lines([{"body": "no form at all"}]))
+    with pytest.raises(UserError, match="records have one form") as caught:
+        read(*(tmp_path / name for name in ("bad.jsonl", "a.jsonl", "b.jsonl")), on_error="drop")
+    assert caught.value.expected == "text, as the source a.jsonl has"
 
 
 def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):
@@ -273,6 +330,15 @@ def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):
         assert one["input"] == one["kept"] + one["dropped"] + one["rejected"]
     held_out = [row["id"] for split in ("validation", "test") for row in data.iter_records(split)]
     assert len(held_out) == len(set(held_out))
+
+
+def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path: Path):
+    """A split that was asked for is never empty."""
+    (tmp_path / "a.jsonl").write_bytes(lines(values(60)))
+    with pytest.raises(UserError, match="the weights leave no record in train") as caught:
+        prepared(source.of(f"{tmp_path}/a.jsonl=0.001"))
+    assert caught.value.found.endswith("a.jsonl=0.001") and "some of 51 records" in caught.value.expected
+    assert not list(paths.roots().datasets.glob("*/*"))
 
 
 @pytest.mark.parametrize("text", ["a.jsonl=0", "a.jsonl=-1", "a.jsonl=many", "a.jsonl=nan", "a.jsonl=1e9"])

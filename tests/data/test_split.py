@@ -17,7 +17,10 @@ from training.data import ledger as ledgers
 from training.data import split
 from training.data.intake import Batch, Intake
 from training.data.ledger import COLUMNS, Components, Ledger
+from training.data.prepare import Preparation
+from training.data.reading import Need, Read
 from training.data.settings import SPLITS, Settings
+from training.data.source import Jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +139,9 @@ def test_the_cutoff_is_exclusive():
     values = [{"text": f"old {i}", "date": "2026-06-30T23:59:59Z", "source": f"s{i}"} for i in range(60)]
     values += [{"text": "new", "date": "2026-07-01", "source": "s1"}, {"text": "undated", "source": "s2"}]
     values += [{"text": "old 1", "date": "2026-07-02", "source": "s1"}]  # it existed before: not new
+    values += [{"text": "asked for", "date": "2026-07-02", "source": "s3", "split": "validation"}]
     placed = sides(values, Settings(cutoff="2026-06-30"))
+    assert placed[63] == "validation"
     assert placed[60] == "test_postcutoff" and placed.count("test_postcutoff") == 1
     assert placed[62] is None and placed[1] in ("train", "validation", "test")
 
@@ -199,19 +204,24 @@ def test_components_are_those_of_the_links_whatever_their_order():
     assert roots == expected
 
 
-def test_memory_is_what_is_predicted_for_each_record(tmp_path: Path):
-    """40 bytes a record, however many there are: what is not by the record is by the part."""
-    code = f"from tests.data import test_split; test_split.print_peak({str(tmp_path)!r}, {_NUM_RECORDS})"
+@pytest.mark.parametrize(("options", "weight"), [({}, 1.0), ({"draw": 200_000, "draw_by": "x"}, 1.0), ({}, 2.5)])
+def test_memory_is_what_is_predicted_for_each_record(tmp_path: Path, options: dict, weight: float):
+    """So many bytes a record, however many there are: what is not by the record is by the part."""
+    (tmp_path / "a.jsonl").write_text("{}")
+    settings = Settings(train_ratio=1.0, val_ratio=0.0, near=0, **options)
+    code = "from tests.data import test_split; from training.data.settings import Settings\n"
+    code += f"test_split.print_peak({str(tmp_path)!r}, {_NUM_RECORDS}, {settings!r}, {weight})"
     # Of its own, since a table of the interpreter's that grows at that moment would be counted too.
     run = subprocess.run([sys.executable, "-c", code], cwd=paths.REPOSITORY, capture_output=True, text=True, check=True)
-    assert 0 < int(run.stdout) < 40 * _NUM_RECORDS
+    need = Need(_NUM_RECORDS, 1, -1, 0, is_drawn=bool(options) or weight != 1)  # without any process's own
+    assert need.memory_bytes / 4 < int(run.stdout) < need.memory_bytes
 
 
 _NUM_RECORDS = 300_000
 
 
-def print_peak(folder: str, num: int) -> None:
-    """Print the most bytes that splitting so many records takes."""
+def print_peak(folder: str, num: int, settings: Settings, weight: float) -> None:
+    """Print the most bytes that splitting so many records and taking from them takes."""
     ledgers._PART_RECORDS = ledgers._BLOCK_RECORDS = split._BLOCK_RECORDS = 1 << 12
     numbers = np.random.default_rng(0)
     columns = {name: numbers.integers(0, 2**63, num).astype(dtype) for name, dtype in COLUMNS.items()}
@@ -219,13 +229,18 @@ def print_peak(folder: str, num: int) -> None:
         "group": columns["digest"][np.arange(num) // 3],
         "wish": np.full(num, split.BY_GROUP),
         "contaminated": np.zeros(num),
+        "source": np.zeros(num),
+        "label": columns["label"] % 20,
     }
     with Ledger(Path(folder)) as book:
         book.append(columns)
     del columns
     tracemalloc.start()
-    found = assign(book, Settings())
+    found = assign(book, settings)
     assert sum(found.counts.values()) == num and found.largest_share < 0.001 and found.num_straddling == 0
+    preparation = Preparation([Jsonl(Path(folder) / "a.jsonl", weight=weight)], name="x", settings=settings)
+    preparation._draw(found, Read(book, [num], [], labels={label: str(label) for label in range(20)}))
+    preparation._copies(found, book)
     print(tracemalloc.get_traced_memory()[1])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.reading import read
-from training.core.errors import MachineError
+from training.core.errors import MachineError, UserError
 from training.data.stdlib import StandardLibrary
 
 
@@ -42,6 +42,15 @@ def test_one_record_a_file_grouped_by_top_level_package(tmp_path: Path):
         {"id": "json/test/inner.py", "group": "json", "text": "inner tests stay\n"},
     ]
     assert found.rejected == {"not_utf8": 1, "empty": 1}
+
+
+def test_a_limit_that_the_key_does_not_name_leaves_nothing_out(tmp_path: Path):
+    """B44: else one hash would stand for the files under 5 bytes and for all of them."""
+    with pytest.raises(UserError, match="a record is too long") as caught:
+        read(StandardLibrary(library(tmp_path / "lib")), max_record_bytes=5)
+    assert "id 'abc.py'" in caught.value.where
+    found = read(StandardLibrary(tmp_path / "lib"), max_record_bytes=5, on_error="drop")
+    assert found.rejected == {"too_long": 4, "not_utf8": 1, "empty": 1}
 
 
 def test_the_hash_is_the_contents_and_not_the_places(tmp_path: Path):

@@ -315,6 +315,20 @@ def test_a_long_answer_keeps_96_tokens_and_gets_no_false_end(tokenizer):
     assert lost.reason == "too_long"
 
 
+@pytest.mark.parametrize("loss_on", ["all", "completion", "assistant"])
+def test_what_has_no_room_for_its_answer_is_too_long_whatever_is_trained(tokenizer, loss_on):
+    """B19, R14: of a long system's turn nothing is cut, and its beginning alone would teach no answer."""
+    rules = {"messages": [{"role": "system", "content": "rule " * 80}, *talk("q", "the answer")["messages"]]}
+    (lost,) = encode(tokenizer, limited(200, "left", loss_on), rules)
+    assert isinstance(lost, LeftOut) and lost.reason == "too_long"
+    rules["messages"][-1]["content"] = "z9 " * 400
+    whole = length_of(tokenizer, rules)
+    (cut,) = encode(tokenizer, limited(whole - 500, "left", loss_on), rules)
+    assert "answer_cut" in cut.notes and "z9 " * 90 in tokenizer.decode(cut.ids.tolist())
+    (asked,) = encode(tokenizer, limited(50, "left", loss_on), talk("question " * 40))
+    assert isinstance(asked, LeftOut) and asked.reason == "too_long"
+
+
 def test_a_last_answer_is_never_lost_for_an_earlier_one(tokenizer):
     """B19: the first answer goes, not the last; where there is no room even so, nothing of the first is kept."""
     (sample,) = encode(tokenizer, limited(200, "left"), talk("q", "z9 " * 100, "r", "last"))
@@ -368,6 +382,23 @@ def test_a_long_prompt_is_cut_from_the_left(tokenizer):
     (sample,) = encode(tokenizer, limited(20, "left", "completion"), value)
     text = tokenizer.decode(sample.ids.tolist())
     assert len(sample.ids) == 20 and text.startswith(BOS) and text.endswith("last" + "done" + EOS)
+
+
+@pytest.mark.parametrize("add_bos", [True, False], ids=["BOS", "no BOS"])
+@pytest.mark.parametrize("loss_on", ["all", "completion"])
+def test_the_prompt_goes_before_any_of_the_answer_whatever_is_trained(tokenizer, loss_on, add_bos):
+    """R14: what is trained of the prompt does not make it the answer; nor is a first token a label then."""
+    bare = Tokenizer(tokenizer.folder, {**tokenizer.manifest, "add_bos": add_bos})
+    value = {"prompt": "12345 " * 10, "completion": "".join(f"{i} is {i * 7}\n" for i in range(40))}
+    prompt, answer = (len(ids) for ids in bare.encode_plain([value["prompt"], value["completion"]]))
+    for seq_len in (add_bos + prompt + answer, add_bos + answer + 1, add_bos + answer - 20, 100):
+        (sample,) = encode(bare, limited(seq_len, "left", loss_on), value)
+        text = bare.decode(sample.ids.tolist()).removeprefix(BOS)
+        is_cut = seq_len <= add_bos + answer
+        assert len(sample.ids) == seq_len and ("answer_cut" in sample.notes) == is_cut
+        assert value["completion"].startswith(text) if is_cut else text.endswith(value["completion"] + EOS)
+        first = 1 if loss_on == "all" else max(1, seq_len - answer - 1)
+        assert not sample.trained[:first].any() and sample.trained[first:].all()
 
 
 @pytest.mark.parametrize("loss_on", ["all", "completion", "assistant"])

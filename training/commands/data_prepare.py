@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--on-error", choices=ON_ERROR, default=Settings.on_error, help="at a bad record: stop there, report all bad "
         "ones and write nothing, or drop and count them (default %(default)s)")  # fmt: skip
     add("--max-record", metavar="SIZE", help="the longest record that is read (default 16MiB)")
-    add("--workers", type=int, metavar="N", help="processes that read (default: one a core); changes no byte")
+    add("--workers", type=int, metavar="N", help="processes that read (default: by cores and memory); changes no byte")
     _add_split(parser.add_argument_group("what is kept, and where it goes"), Settings, GROUP_BY)
     _add_draw(parser.add_argument_group("a draw for a budget"), Settings)
 
@@ -37,7 +37,7 @@ def _add_split(group, settings, group_by: tuple[str, ...]) -> None:
     add("--train-ratio", type=float, default=settings.train_ratio, help="share of train (default %(default)s)")
     add("--val-ratio", type=float, default=settings.val_ratio, help="share of validation (default %(default)s)")
     add("--seed", type=int, default=settings.seed, help="decides which group goes where (default %(default)s)")
-    add("--cutoff", metavar="YYYY-MM-DD", help="records dated after that day go to test_postcutoff alone")
+    add("--cutoff", metavar="YYYY-MM-DD", help="records dated after it go to test_postcutoff if they name no split")
     add(
         "--group-by",
         choices=group_by,

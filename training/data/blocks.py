@@ -6,6 +6,7 @@ kept.
 """
 
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -
     except Exception as error:
         if not (isinstance(error, zlib.error) or type(error).__name__ == "ZstdError"):
             raise
+        if "too much memory" in str(error):  # packed with --long, as archives are: whole, and no work for a few blocks
+            raise UserError(
+                "the packed file needs a window of more than 128 MiB", where=path, found=error,
+                expected="a file that was packed without --long",
+                next_command=f"zstd -d --long=31 {shlex.quote(str(path))}   # then the unpacked file",
+            ) from None  # fmt: skip
         raise UserError("the packed file is damaged", where=path, found=error, expected="a whole file") from None
     if unpacker is not None:
         raise UserError("the packed file is cut short", where=path, found="no end", expected="a whole file")
@@ -134,7 +141,7 @@ def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -
 
 def _lines(pieces: Iterator[bytes], max_line_bytes: int) -> Iterator[Block]:
     most = max_line_bytes + len(b"\xef\xbb\xbf\r")
-    first, waiting, num_waiting, skipped = 1, [], 0, 0
+    first, waiting, num_waiting, skipped, has_end = 1, [], 0, 0, False
     for piece in pieces:
         if skipped:
             end = piece.find(b"\n")
@@ -145,14 +152,16 @@ def _lines(pieces: Iterator[bytes], max_line_bytes: int) -> Iterator[Block]:
             first, skipped, piece = first + 1, 0, piece[end + 1 :]
         waiting.append(piece)
         num_waiting += len(piece)
-        if num_waiting >= _BLOCK_BYTES:
+        has_end = has_end or b"\n" in piece
+        if num_waiting < _BLOCK_BYTES:
+            continue
+        if has_end:  # else a long line would be joined anew with each of its pieces
             whole, _, rest = b"".join(waiting).rpartition(b"\n")
-            if whole:
-                yield Block(first, whole + b"\n")
-                first += whole.count(b"\n") + 1
-            waiting, num_waiting = [rest], len(rest)
-            if num_waiting > most:
-                waiting, num_waiting, skipped = [], 0, num_waiting
+            yield Block(first, whole + b"\n")
+            first += whole.count(b"\n") + 1
+            waiting, num_waiting, has_end = [rest], len(rest), False
+        if num_waiting > most:
+            waiting, num_waiting, skipped = [], 0, num_waiting
     if skipped:
         yield Block(first, b"", skipped)
     elif num_waiting:

@@ -6,9 +6,11 @@ all of it, in a row, stands in the record, if it has 5 words or more. Scripts wi
 word. Source: the 13-gram overlap of GPT-3 (Brown et al. 2020, appendix C).
 """
 
+import bisect
 import json
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,40 +40,62 @@ class Found:
 class Evaluations:
     """The runs of words of evaluation files, for looking records up in them.
 
-    Args:
-        runs: each run of words, joined by blanks, and where it stands.
+    A word is a number, a run is found by its hash and proved by its numbers: some twenty bytes for each word of a file,
+    and a search for each word of a record, however many runs there are.
     """
 
-    def __init__(self, runs: dict[str, str]):
-        self._runs = runs
-        self._numbers = {word: number for number, word in enumerate({w: 0 for run in runs for w in run.split()}, 1)}
-        by_length: dict[int, list[str]] = {}
-        for run in runs:
-            by_length.setdefault(run.count(" ") + 1, []).append(run)
-        self._hashes = {
-            length: np.unique([self._hash(run.split()) for run in found]) for length, found in by_length.items()
-        }
+    def __init__(self, ngram: int):
+        self._ngram = ngram
+        self._number_of: dict[str, int] = {}
+        self._numbers = array("I")
+        self._starts, self._places = array("Q"), []
+        self._runs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._waiting: dict[int, list[np.ndarray]] = {}
+
+    def add(self, text: str, place: str) -> bool:
+        """Take the runs of a text and where it stands; return whether it has any. `close` ends it."""
+        found = words(text)
+        length = min(len(found), self._ngram)
+        if length < min(self._ngram, _FEWEST_WORDS):
+            return False
+        start = len(self._numbers)
+        self._starts.append(start)
+        self._places.append(place)
+        self._numbers.extend(self._number_of.setdefault(word, len(self._number_of) + 1) for word in found)
+        self._waiting.setdefault(length, []).append(np.arange(start, len(self._numbers) - length + 1))
+        return True
+
+    def close(self) -> "Evaluations":
+        """Sort the runs of each length by their hashes; the first place of a run is kept."""
+        numbers = np.array(self._numbers, np.uint64)
+        for length, found in self._waiting.items():
+            at = np.concatenate(found)
+            hashes, first = np.unique(_rolled(numbers, length)[at], return_index=True)
+            self._runs[length] = hashes, at[first]
+        self._waiting.clear()
+        return self
 
     def find(self, texts: Sequence[str]) -> Found | None:
         """The first run that any of a record's texts shares; None where there is none."""
         for text in texts:
             found = words(text)
-            numbers = np.fromiter((self._numbers.get(word, 0) for word in found), np.uint64, len(found))
-            for length, hashes in self._hashes.items():
-                if (start := self._first(found, numbers, length, hashes)) is not None:
-                    run = " ".join(found[start : start + length])
-                    return Found(run, self._runs[run])
+            numbers = np.fromiter((self._number_of.get(word, 0) for word in found), np.uint64, len(found))
+            for length in self._runs:
+                for at, start in self._alike(numbers, length):
+                    if self._numbers[start : start + length].tolist() == numbers[at : at + length].tolist():
+                        place = self._places[bisect.bisect_right(self._starts, start) - 1]
+                        return Found(" ".join(found[at : at + length]), place)
         return None
 
-    def _first(self, found: list[str], numbers: np.ndarray, length: int, hashes: np.ndarray) -> int | None:
-        """Where the first shared run of a length begins; the words themselves decide."""
+    def _alike(self, numbers: np.ndarray, length: int) -> Iterator[tuple[int, int]]:
+        """Where runs of a length begin that have the hash of one of a file, and where that begins."""
+        hashes, starts = self._runs[length]
         if len(numbers) < length:
-            return None
-        candidates = np.flatnonzero(np.isin(_rolled(numbers, length), hashes))
-        return next((int(at) for at in candidates if " ".join(found[at : at + length]) in self._runs), None)
-
-    def _hash(self, run: list[str]) -> np.uint64:
-        return _rolled(np.array([self._numbers[word] for word in run], np.uint64), len(run))[0]
+            return
+        rolled = _rolled(numbers, length)
+        nearest = np.minimum(np.searchsorted(hashes, rolled), len(hashes) - 1)
+        for at in np.flatnonzero(hashes[nearest] == rolled):
+            yield int(at), int(starts[nearest[at]])
 
 
 def _rolled(numbers: np.ndarray, length: int) -> np.ndarray:
@@ -87,29 +111,19 @@ def read(paths: Sequence[Path], ngram: int) -> Evaluations:
 
     Raises UserError where a file holds no run of words to look for.
     """
-    runs: dict[str, str] = {}
+    evaluations = Evaluations(ngram)
     for path in paths:
-        before = len(runs)
+        has_runs = False
         for number, texts in enumerate(_texts(path), 1):
+            place = f"{path.name} line {number}"
             for text in texts:
-                for run in _runs(words(text), ngram):
-                    runs.setdefault(run, f"{path.name} line {number}")
-        if len(runs) == before and not _has_words(path):
+                has_runs |= evaluations.add(text, place)
+        if not has_runs:
             raise UserError(
                 "there is nothing to decontaminate against", where=path, found=f"no {_FEWEST_WORDS} words in a row",
                 expected="JSONL of evaluation records, or lines of text",
             )  # fmt: skip
-    return Evaluations(runs)
-
-
-def _runs(found: list[str], ngram: int) -> list[str]:
-    if len(found) < ngram:
-        return [" ".join(found)] if len(found) >= _FEWEST_WORDS else []
-    return [" ".join(found[at : at + ngram]) for at in range(len(found) - ngram + 1)]
-
-
-def _has_words(path: Path) -> bool:
-    return any(len(words(text)) >= _FEWEST_WORDS for texts in _texts(path) for text in texts)
+    return evaluations.close()
 
 
 def _texts(path: Path):

@@ -8,6 +8,7 @@ top-level package or module, so that what is held out is of modules that were ne
 
 import ast
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -29,9 +30,9 @@ class Docstrings(StandardLibrary):
         self.declared_form = self.form = "messages"
 
     def batches(self, number: int, name: str | None, max_line_bytes: int, on_bytes: Callable) -> Iterator[Batch]:
-        lines = []
-        for batch in super().batches(number, name, max_line_bytes, on_bytes):
-            for path, data in batch.data:
+        lines, any_size = [], sys.maxsize  # the limit is a record's, and a file holds many
+        for batch in super().batches(number, name, any_size, on_bytes):
+            for path, data, _ in batch.data:
                 lines += [json.dumps(one, ensure_ascii=False).encode() for one in conversations(path, data)]
         yield Batch(number, str(self.folder), 1, b"\n".join(lines) + b"\n", self.form, name)
 

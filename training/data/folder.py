@@ -16,7 +16,7 @@ from training.core.errors import UserError
 from training.core.units import format_number
 from training.data import blocks
 from training.data.intake import Batch
-from training.data.source import EXAMPLE, RECORD_SUFFIXES, Source, argument
+from training.data.source import EXAMPLE, RECORD_SUFFIXES, Source, argument, changed
 
 _LISTED = (
     ".txt .text .md .rst .tex .org .adoc .html .htm .xml .csv .py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go "
@@ -27,7 +27,7 @@ _LISTED = (
 TEXT_SUFFIXES = frozenset(_LISTED.split())
 PACKED_SUFFIXES = (".gz", ".zst")
 HIDDEN, LINKED, NO_FILE, NO_EXTENSION = "hidden", "linked folder", "no plain file", "no extension"
-_FILES_AT_ONCE_BYTES = 1 << 20
+_READ_BYTES, _FILES_AT_ONCE_BYTES = 1 << 20, 1 << 20
 _MOST_SHOWN = 6
 
 
@@ -83,24 +83,35 @@ class Folder(Source):
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for path in self.paths:
-            self._update(digest, path, path.read_bytes())
+            self._read(digest, path, 0)
         return digest.hexdigest()
 
-    def _update(self, digest, path: Path, data: bytes) -> None:
-        name = os.fsencode(self._name(path))
-        digest.update(b"%d %d\n%s%s" % (len(name), len(data), name, data))
+    def _read(self, digest, path: Path, most_bytes: int) -> tuple[bytes, int]:
+        """Hash a file with its name; return its bytes, none of one that has more than the most, and their number."""
+        name, parts, num_bytes = os.fsencode(self._name(path)), [], 0
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(b"%d %d\n%s" % (len(name), size, name))
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+                num_bytes += len(piece)
+                if size <= most_bytes:
+                    parts.append(piece)
+        if num_bytes != size:
+            raise changed(path)
+        return b"".join(parts), num_bytes
 
     def batches(self, number: int, name: str | None, max_line_bytes: int, on_bytes: Callable) -> Iterator[Batch]:
         self.sha256, self.counts = None, Counter()
         digest, waiting, num_waiting = hashlib.sha256(), [], 0
         for path in self.paths:
-            data = path.read_bytes()
-            self._update(digest, path, data)
-            on_bytes(len(data))
-            if not data.strip() and not self.always_drops:  # an __init__.py, say: no record, and nobody's mistake
+            data, num_bytes = self._read(digest, path, max_line_bytes)
+            on_bytes(num_bytes)
+            is_held = len(data) == num_bytes
+            if is_held and not data.strip() and not self.always_drops:  # an __init__.py, say: nobody's mistake
                 self.counts["empty_files"] += 1
                 continue
-            waiting.append((os.fsencode(self._name(path)).decode(errors="backslashreplace"), data))
+            waiting.append((os.fsencode(self._name(path)).decode(errors="backslashreplace"), data, num_bytes))
             num_waiting += len(data)
             if num_waiting >= _FILES_AT_ONCE_BYTES:
                 yield Batch(number, str(self.folder), 1, waiting, self.form, name)

@@ -29,7 +29,7 @@ class Batch:
         source: the number of the source; `name` is written into its records where they name none.
         where: what is read, as messages show it.
         first: the number of the first line, from 1.
-        data: the lines; or (path under the folder, bytes) of files.
+        data: the lines; or (path under the folder, bytes, their number) of files: no bytes of one over the limit.
         form: the source's form; None where no record has told it yet.
         overlong_bytes: nothing but one line that was too long to be kept; `data` is empty.
     """
@@ -37,7 +37,7 @@ class Batch:
     source: int
     where: str
     first: int
-    data: bytes | list[tuple[str, bytes]]
+    data: bytes | list[tuple[str, bytes, int]]
     form: str | None
     name: str | None = None
     overlong_bytes: int = 0
@@ -133,8 +133,9 @@ class Intake:
                 one, value, reasons = self._parser.record(body, batch.form, batch.name)
                 yield batch.first + number, jsonl.identity(value), (one, value) if one else reasons
         else:
-            for path, data in batch.data:
-                yield None, path, self._file(batch, path, data, taken)
+            for path, data, num_bytes in batch.data:
+                is_held = len(data) == num_bytes
+                yield None, path, self._file(batch, path, data, taken) if is_held else [_too_long(num_bytes)]
 
     def _file(self, batch: Batch, path: str, data: bytes, taken: Taken) -> tuple[Record, dict] | list[Reason]:
         """A file of text as a record: its path is the id, the first step of it the group."""

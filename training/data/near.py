@@ -170,18 +170,13 @@ def _filled(values_VN: np.ndarray) -> np.ndarray:
     return values_VN
 
 
-def overlap(a: bytes, b: bytes) -> float:
-    """The Jaccard overlap of two normal texts' shingles, 0 to 1."""
-    is_sampled = max(len(a), len(b)) > _SAMPLED_ABOVE
-    return _jaccard(_distinct(a, is_sampled), _distinct(b, is_sampled))
-
-
 def _distinct(data: bytes, is_sampled: bool) -> np.ndarray:
     parts = [part[part < _SIXTEENTH] if is_sampled else part for part in _chunks(data)]
     return np.unique(np.concatenate(parts))
 
 
 def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """The overlap of two texts' distinct shingles, 0 to 1."""
     shared = len(np.intersect1d(a, b, assume_unique=True))
     return shared / max(1, len(a) + len(b) - shared)
 

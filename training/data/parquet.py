@@ -12,7 +12,7 @@ from pathlib import Path
 from training.core.errors import MachineError, UserError
 from training.data.blocks import Block
 
-_ROWS_AT_ONCE = 1024
+_MOST_ROWS, _BLOCK_BYTES = 1024, 1 << 20
 _READ_BYTES = 4 << 20
 
 
@@ -42,12 +42,18 @@ def read(path: Path, on_raw: Callable[[bytes], object]) -> Iterator[Block]:
     first = 1
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(_ROWS_AT_ONCE):
-                lines = [json.dumps(_without_nulls(row), default=_spelled) for row in batch.to_pylist()]
-                yield Block(first, "".join(line + "\n" for line in lines).encode())
-                first += len(lines)
+            for number in range(table.num_row_groups):
+                for batch in table.iter_batches(_rows_at_once(table.metadata.row_group(number)), [number]):
+                    lines = [json.dumps(_without_nulls(row), default=_spelled) for row in batch.to_pylist()]
+                    yield Block(first, "".join(line + "\n" for line in lines).encode())
+                    first += len(lines)
     except pyarrow.ArrowException as error:
         raise UserError("the Parquet file is damaged", where=path, found=error, expected="a whole file") from None
+
+
+def _rows_at_once(group) -> int:
+    """How many rows of a group make a block."""
+    return max(1, min(_MOST_ROWS, _BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)))
 
 
 def _without_nulls(value: object) -> object:

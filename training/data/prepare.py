@@ -37,19 +37,6 @@ _SPLIT_SIZES = ("records", "text_bytes")
 _WEIGHT_SEED = 7
 
 
-def prepare(
-    source: Source,
-    *,
-    name: str,
-    ratios: tuple[float, float] = (Settings.train_ratio, Settings.val_ratio),
-    seed: int = Settings.seed,
-    cutoff: str | None = None,
-    group_by: str = Settings.group_by,
-) -> Path:
-    """Prepare a source under a name and return the dataset's folder; `ratios` are train's and validation's."""
-    return Preparation([source], name=name, settings=Settings(*ratios, seed, cutoff, group_by)).run()[0]
-
-
 class Preparation:
     """Sources under one name and one set of settings.
 
@@ -247,7 +234,15 @@ class Preparation:
         weights = np.array([one.weight for one in self.sources])[ledger.column("source")]
         uniform = sampling.uniform(ledger.column("order"), _WEIGHT_SEED)
         copies = np.where(assignment.of("train"), np.floor(weights + uniform), 1).astype(np.uint8)
+        num_train = assignment.counts["train"]
         assignment.leave_out(np.flatnonzero(assignment.of("train") & (copies == 0)))
+        if not assignment.counts["train"]:
+            raise UserError(
+                "the weights leave no record in train; nothing was written", where="--source",
+                found=", ".join(one.argument for one in self.sources),
+                expected=f"weights that leave some of {format_number(num_train, 'record')}",
+                next_command="the same command with larger weights",
+            )  # fmt: skip
         return copies
 
     def _move_lists(self, work: Path, folder: Path, read: Read) -> None:

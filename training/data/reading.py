@@ -33,7 +33,7 @@ from training.data.source import Source
 _logger = logging.getLogger(__name__)
 SPOOL, REJECTED, CONTAMINATED = "spool", "rejected.jsonl", "contaminated.jsonl"
 _PROCESS_BYTES = 160 << 20
-_MEMORY_BYTES_A_RECORD = 40
+_RECORD_BYTES, _DRAWN_RECORD_BYTES = 40, 96
 _PACKED_RATIO = 4
 _ALONE_BELOW_BYTES = 4 << 20
 
@@ -46,11 +46,14 @@ class Need:
     text_bytes: int
     workers: int
     num_bands: int
+    is_drawn: bool
+    """Whether a draw or weights decide which records are taken, and how often."""
 
     @property
     def memory_bytes(self) -> int:
         """Of the workers, and of what this process grows by."""
-        return (1 + self.workers) * _PROCESS_BYTES + self.num_records * _MEMORY_BYTES_A_RECORD
+        of_records = self.num_records * (_DRAWN_RECORD_BYTES if self.is_drawn else _RECORD_BYTES)
+        return (1 + self.workers) * _PROCESS_BYTES + of_records
 
     @property
     def disk_bytes(self) -> int:
@@ -111,7 +114,7 @@ class Reading:
         self._sources, self._settings, self._evaluations = sources, settings, evaluations
         self._folder, self._command = folder, command
         self._size_bytes = sum(source.size_bytes for source in sources)
-        self._workers = pool.count_for(self._size_bytes, _ALONE_BELOW_BYTES) if workers is None else workers
+        self._workers = _count_for(self._size_bytes) if workers is None else workers
         self._num_bands = Bands(settings.near).num if settings.near else 0
 
     def run(self) -> Read:
@@ -145,18 +148,19 @@ class Reading:
                 yield batch
 
     def _require_one_form(self, source: Source) -> None:
-        forms = {one.form for one in self._sources[: self._sources.index(source) + 1]} - {None}
-        if len(forms) > 1:
+        first = next((one for one in self._sources if one.form), source)
+        if source.form not in (None, first.form):
             raise UserError(
                 "a dataset's records have one form; nothing was written", where=source.label, found=source.form,
-                expected=f"{self._sources[0].form}, as the source {self._sources[0].label} has",
+                expected=f"{first.form}, as the source {first.label} has",
                 next_command="prepare each source as a dataset of its own",
             )  # fmt: skip
 
     def _keep(self, taken: Taken, spool) -> None:
         read, source = self._read, self._sources[taken.source]
         for fault in taken.faults:
-            if self._settings.on_error == "stop" and not source.always_drops:
+            is_left_out = source.always_drops and fault.reasons[0].rule != "too_long"
+            if self._settings.on_error == "stop" and not is_left_out:
                 raise self._refusal(fault)
             read.rejected[taken.source][fault.reasons[0].rule] += 1
             self._rejected.write(_json_line(fault.to_json(Path(fault.where).name)))
@@ -195,7 +199,8 @@ class Reading:
         """Predict the need from the first good batch, and refuse it before anything large is done."""
         text_bytes = sum(source.size_bytes * (_PACKED_RATIO if source.is_packed else 1) for source in self._sources)
         num_records = int(text_bytes * len(taken.columns["digest"]) / max(1, len(taken.lines)))
-        self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands)
+        is_drawn = self._settings.draws or any(source.weight != 1 for source in self._sources)
+        self._read.need = Need(num_records, text_bytes, self._workers, self._num_bands, is_drawn)
         self._read.need.require(self._folder)
         if self._workers:
             need = self._read.need
@@ -228,6 +233,12 @@ class Reading:
             return self._command(self._settings, "--on-error drop")
         look = shown_by.format(line=fault.line, path=shlex.quote(str(path)))
         return f"{look}   # correct it, then run the same again, or ARGS='--on-error report' lists all"
+
+
+def _count_for(num_bytes: int) -> int:
+    """Processes for an input of a size: one a core, but no more than half of the free memory holds."""
+    most = psutil.virtual_memory().available // (2 * _PROCESS_BYTES)
+    return min(most, pool.count_for(num_bytes, _ALONE_BELOW_BYTES))
 
 
 def _expected(fault: Fault) -> str:

@@ -24,7 +24,7 @@ class Settings:
     Args:
         train_ratio, val_ratio: shares of the two splits; the rest is test. A split with the share 0 is not asked for.
         seed: decides each group's side.
-        cutoff: `YYYY-MM-DD`; records dated after that day go to test_postcutoff, and nowhere else.
+        cutoff: `YYYY-MM-DD`; records dated after that day go to test_postcutoff, unless they name a split.
         group_by: `group` (the field `group`, else `source`, else the record itself) or `record`.
         near: the overlap of shingles from which two records are near-duplicates and lie on one side; 0 looks for none.
         drop_near: keep one record of each cluster of near-duplicates.

@@ -33,37 +33,43 @@ _MOST_TRIALS = 12
 
 
 def shortened(
-    encoder: Encoder, conversation: Conversation | None, ids: np.ndarray, trained: np.ndarray
+    encoder: Encoder, said: Conversation | str, ids: np.ndarray, trained: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Ids and labels that fit, or that do not still, and which of ANSWER_CUT and QUESTION_CUT has come of it."""
+    """Ids and labels that fit, or that do not still, and which of ANSWER_CUT and QUESTION_CUT has come of it.
+
+    Args:
+        said: the conversation; the completion alone of a record of plain texts.
+    """
     limit, cuts = encoder.settings.seq_len, ()
-    if conversation is None:
-        ids, trained = _without_start(encoder, ids, trained)
+    if isinstance(said, str):
+        ids, trained = _without_start(encoder, said, ids, trained)
+        start = _last_run(trained)
     else:
-        fitting = _Fitting(encoder, conversation, ids, trained)
+        fitting = _Fitting(encoder, said, ids, trained)
         fitting.fit()
         ids, trained, cuts = fitting.ids, fitting.trained, (QUESTION_CUT,) * fitting.cuts_the_question
-    if len(ids) <= limit:
-        return ids, trained, cuts
-    answer = _last_run(trained)
-    if limit - answer.start >= min(KEPT_ANSWER_TOKENS, answer.stop - answer.start):
+        start = fitting.answer_start
+    if len(ids) > limit and limit - start >= min(KEPT_ANSWER_TOKENS, len(ids) - start):
         return ids[:limit], trained[:limit], (*cuts, ANSWER_CUT)
     return ids, trained, cuts
 
 
-def _last_run(trained: np.ndarray) -> slice:
-    """Where the last labels in a row lie."""
-    stop = len(trained) - int(np.argmax(trained[::-1]))
-    before = np.flatnonzero(trained[:stop] == 0)
-    return slice(int(before[-1]) + 1 if len(before) else 0, stop)
+def _last_run(trained: np.ndarray) -> int:
+    """Where the last labels begin, behind which nothing is kept; the end where there are none."""
+    before = np.flatnonzero(trained == 0)
+    return int(before[-1]) + 1 if len(before) else 0
 
 
-def _without_start(encoder: Encoder, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _without_start(
+    encoder: Encoder, completion: str, ids: np.ndarray, trained: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Take the first tokens of a prompt away, behind the BOS."""
-    has_bos = int(encoder.tokenizer.add_bos)
-    prompt_end = int(np.argmax(trained)) if encoder.settings.loss_on != "all" else len(ids) - KEPT_ANSWER_TOKENS
-    gone = slice(has_bos, has_bos + min(len(ids) - encoder.settings.seq_len, max(0, prompt_end - has_bos)))
-    return np.delete(ids, gone), np.delete(trained, gone)
+    first = int(encoder.tokenizer.add_bos)
+    num_answer = len(encoder.tokenizer.encode_plain([completion])[0]) + 1  # the EOS
+    gone = slice(first, min(first + len(ids) - encoder.settings.seq_len, len(ids) - num_answer))
+    ids, trained = np.delete(ids, gone), np.delete(trained, gone)
+    trained[:1] = 0  # nothing before it predicts it any more
+    return ids, trained
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,16 @@ class _Fitting:
         """Whether text of the latest user's turn is gone, though its answer is trained."""
         asked = [index for index in range(len(self._messages)) if self._messages[index]["role"] == "user"]
         return bool(asked) and (asked[-1] in self._cuts.texts or asked[-1] in self._cuts.gone)
+
+    @property
+    def answer_start(self) -> int:
+        """Tokens before the last answer, by the text where they are labels too; all of them where nobody answers."""
+        if self._encoder.settings.loss_on != "all":
+            return _last_run(self.trained)
+        tokenizer = self._encoder.tokenizer
+        rendered = self._encoder.renderer.render(self._conversation.cut(self._cuts.texts, self._cuts.gone))
+        before = rendered.text[: rendered.spans[-1][0] if rendered.spans else None]
+        return len(tokenizer.encode_rendered([tokenizer.with_bos(before)])[0])
 
     def fit(self) -> None:
         """Take text away in the order of what it is worth, until the rest fits or nothing is left to take."""

@@ -34,7 +34,8 @@ class Source:
     is_packed = False
     """Whether its records take more room than its files."""
     always_drops = False
-    """Bad records of it are counted and left out, whatever the settings: nobody can correct them."""
+    """Bad records of it are counted and left out, whatever the settings: nobody can correct them. Those over the limit
+    are not: the settings can, which would otherwise decide bytes that the key does not name."""
 
     def __init__(self, label: str, argument: str, size_bytes: int, form: str | None, weight: float):
         self.label, self.argument, self.size_bytes = label, argument, size_bytes
@@ -87,11 +88,7 @@ class Jsonl(Source):
                     self.form = self._recognised(block.data, path)
                 yield Batch(number, str(path), block.first, block.data, self.form, name, block.overlong_bytes)
             if is_parquet and path.stat().st_mtime_ns != before.st_mtime_ns:  # hashed first and read after that
-                raise UserError(
-                    "the input changed while it was read",
-                    where=path,
-                    next_command="sync   # then the same again",
-                )
+                raise changed(path)
             digests.append(digest.hexdigest())
         self.sha256 = _of_files(digests)
 
@@ -161,6 +158,11 @@ def argument(path: Path, weight: float) -> str:
 def _of_files(digests: list[str]) -> str:
     """The hash of one file; of several, in their order, one over theirs."""
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def changed(path: Path) -> UserError:
+    """The error of a file whose hash would not be of the bytes that were read."""
+    return UserError("the input changed while it was read", where=path, next_command="sync   # then the same again")
 
 
 def _text(path: Path) -> UserError:

@@ -260,7 +260,8 @@ class Encoder:
         size, before = len(ids), f"{len(ids)} tokens, {int(trained.sum())} of them trained"
         if len(ids) > limit and self.settings.overlong == "left":
             try:
-                ids, trained, cuts = shorten.shortened(self, read.conversation, ids, trained)
+                said = read.conversation or read.pieces[-1].text
+                ids, trained, cuts = shorten.shortened(self, said, ids, trained)
             except (Unrenderable, Unfollowable) as error:
                 return _failure(read.line, read.id, error)
             notes = (*notes, SHORTENED, *cuts)

@@ -65,8 +65,10 @@ def _without_mark(renderer: Renderer, conversation: Conversation, parts: list[Pa
         rendered = renderer.text(_each(conversation, lambda part: insert(part.text, next(numbered), at_middle)))
     except Unrenderable:
         return None
-    plain = rendered.translate(dict.fromkeys(map(ord, marks)))
-    return [part for part, mark in zip(parts, marks, strict=True) if mark not in rendered] if plain == text else None
+    if rendered.translate(dict.fromkeys(map(ord, marks))) != text:
+        return None
+    shown = set(rendered)  # a conversation has thousands of marks, and its text is long
+    return [part for part, mark in zip(parts, marks, strict=True) if mark not in shown]
 
 
 def _stands(part: str, text: str) -> bool:

@@ -62,4 +62,4 @@ def total(scores: list[Score]) -> Score:
 def unigram_score(inputs: Inputs, split: str) -> Score:
     """The score of the train split's token shares on the same bytes: the model to beat."""
     train, test = (tokens.open_split(inputs.shards, name) for name in ("train", split))
-    return unigram.score(train, test, vocab_size=inputs.tokenizer.vocab_size, bos_id=inputs.tokenizer.bos_id)
+    return unigram.score(train, test, inputs.tokenizer.text_bytes_V)
