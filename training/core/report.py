@@ -4,6 +4,7 @@ It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and
 """
 
 import datetime
+import json
 import os
 import shlex
 import sys
@@ -14,6 +15,8 @@ from training.core.log import say
 
 PROGRAM = (".venv/bin/python" if Path(sys.prefix) == paths.REPOSITORY / ".venv" else "python", "-m", "training")
 """The program as a person types it in the repository's folder."""
+RUNNING = "TRAINYARD_COMMAND"
+"""The variable in which the processes that a command starts find its words, as JSON."""
 _OPENING = "--- trainyard report: paste this back ---"
 _CLOSING = "--- end of report ---"
 
@@ -23,18 +26,28 @@ def utc_stamp() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def command_line(argv: list[str]) -> str:
-    """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`."""
+def command_line(argv: list[str], *more: str) -> str:
+    """The command as the person typed it, in make's own words where make called it, else `PROGRAM ...`.
+
+    Words more stand at its end, under make in ARGS.
+    """
     if not (os.environ.get("MAKELEVEL") and argv):
-        return shlex.join([*PROGRAM, *argv])
+        return shlex.join([*PROGRAM, *argv, *more])
     # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped, each `$` twice
     text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2].replace("$$", "$")
     try:
         variables = shlex.split(text)
     except ValueError:  # a lone quotation mark in a name
         variables = text.split()
-    pairs = (variable.partition("=") for variable in variables if "=" in variable)
-    return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, _, value in pairs)])
+    pairs = dict(variable.split("=", 1) for variable in variables if "=" in variable)
+    if more:
+        pairs["ARGS"] = " ".join([pairs.get("ARGS", ""), shlex.join(more)]).strip()
+    return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, value in pairs.items())])
+
+
+def again(*more: str) -> str:
+    """The command that runs now, to paste with these options and overrides more: the last of two counts."""
+    return command_line(json.loads(os.environ.get(RUNNING, '["COMMAND"]')), *more)
 
 
 def make_command(target: str, *arguments: str, **variables: object) -> str:
