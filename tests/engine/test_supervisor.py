@@ -212,7 +212,9 @@ def supervised(run: RunFolder, folder: Path, monkeypatch: pytest.MonkeyPatch, bo
     """A supervisor in a process of its own, in a group of its own as a shell's job is; returns when its engine is."""
     engine(monkeypatch, folder, body)
     code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), repository=str(paths.REPOSITORY))
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
     deadline = time.monotonic() + 60
     while not (run.path / "ready").exists():
         assert time.monotonic() < deadline and child.poll() is None
@@ -230,9 +232,39 @@ def test_a_signal_reaches_the_engine_once_and_is_told_by_its_name(name, run, tmp
     assert (run.path / "heard").read_text() == name
 
 
+DEAF = """
+signals = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # as in a long call of torch's
+from training.engine.requests import Requests
+requests = Requests(run.path)
+with requests.listening():
+    (run.path / "ready").touch()
+    while not (run.path / "computed").exists():
+        time.sleep(0.02)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    while not requests.pending():
+        time.sleep(0.02)
+run.update(status="paused")
+raise child.signals.interruption(requests.signal, "saved")
+"""
+
+
+@pytest.mark.parametrize(("num_signals", "what"), [(1, "saved"), (2, "")])
+def test_what_a_signal_does_is_said_before_the_engine_hears_it(num_signals, what, run, tmp_path, monkeypatch):
+    """And a second one stops it, also where both wait to be heard."""
+    child = supervised(run, tmp_path, monkeypatch, DEAF)
+    for words in ("stops after this step, saved", "again: the run stops without saving")[:num_signals]:
+        child.send_signal(signal.SIGINT)
+        assert words in child.stderr.readline()
+    (run.path / "computed").touch()
+    ending = f"KeyboardInterrupt  {what or f'next: make resume RUN={run.id}'}"
+    assert child.communicate(timeout=60)[0].strip() == ending and run.status() == "paused"
+
+
 def test_an_engine_that_hears_nothing_is_killed_by_the_third_signal(run, tmp_path, monkeypatch):
     body = """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     (run.path / "ready").touch()
     while True:
         pulse.beat("step", 5)
