@@ -89,7 +89,7 @@ def exclusive(folder: Path, kind: str) -> Iterator[None]:
     """Let one process at a time make the artifacts of a name; a failed first one leaves no empty folder behind."""
     parent = folder.parent
     lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
-    with files.disk_errors(folder), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+    with files.disk_errors(folder), locks.hold(lock, f"making {kind}", resource=resource):
         files.remove_leftovers(parent)  # also where nothing is made, since all is there
         try:
             yield
