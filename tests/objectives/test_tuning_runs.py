@@ -53,6 +53,16 @@ def test_a_method_learns_and_leaves_its_weights_alone(world: Path, method: str):
     assert links == dict.fromkeys(("weights", "base", "recipe", "run", "dataset", "tokenizer"), "ok")
 
 
+def test_memory_is_judged_by_the_tokens_also_where_the_run_has_made_them(world: Path):
+    """Not by data.seq_len, which is longer than every record, nor refused by it."""
+    rows = ("stop.max_steps=1", "data.seq_len=128", "data.micro_batch=64")
+    _, first = train(world / "full.yaml", *rows)
+    _, again = train(world / "full.yaml", *rows)
+    assert first.record()["estimate_bytes"] == again.record()["estimate_bytes"]
+    shutil.rmtree(next(paths.roots().datasets.glob("chat/*/tokens")))
+    assert train(world / "full.yaml", *rows, f"memory.cap={first.record()['estimate_bytes'] + 1}B")[0] == 0
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_resume_goes_on_bit_for_bit(world: Path, method: str):
     """W7: from a checkpoint in the middle of an epoch, with dropout: losses and weights of a run nobody stopped."""
