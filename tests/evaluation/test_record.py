@@ -418,6 +418,24 @@ def test_records_that_were_left_out_are_told(world: Path, capsys: pytest.Capture
     assert found["records"][0]["left_out"] == {"test": {"too long": 1}, "exam": {"asked before": 1}}
 
 
+@pytest.mark.parametrize(
+    ("options", "word", "next_command"),
+    [
+        (["--split", "test"], "--split asks for a loss", "ARGS='--exam my-exam.jsonl'"),
+        (["--split", "test", "--exam", "e.jsonl"], "no recipe, which would say", "ARGS='--exam e.jsonl'"),
+        (["--split", "test", "--exam", "chat"], "--exam", "ARGS='--exam chat:test'"),
+        (["--exam", "chat"], "chat:validation", " --exam chat:test"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_split_of_a_base_without_a_recipe_is_refused_with_the_exam_that_may_be_meant(
+    world: Path, capsys: pytest.CaptureFixture, options: list[str], word: str, next_command: str
+):
+    assert main(["evaluate", "tiny", *options, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert word in str(error) and error["next"].endswith(next_command)
+
+
 def test_an_empty_split_is_refused(world: Path):
     evaluation = record.Evaluation(subject.find(train(world).id), record.Request(("test_postcutoff",)))
     with pytest.raises(UserError, match="no test_postcutoff split"):
