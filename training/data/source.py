@@ -14,6 +14,7 @@ from pathlib import Path
 
 from training.core import files, store
 from training.core.errors import UserError
+from training.core.report import again
 from training.data import blocks, jsonl, parquet, record
 from training.data.intake import Batch
 
@@ -33,6 +34,8 @@ class Source:
     kind: str
     is_packed = False
     """Whether its records take more room than its files."""
+    grouped_by = "the field group, else source, else the record itself"
+    """What its records' groups are."""
     always_drops = False
     """Bad records of it are counted and left out, whatever the settings: nobody can correct them."""
 
@@ -90,7 +93,7 @@ class Jsonl(Source):
                 raise UserError(
                     "the input changed while it was read",
                     where=path,
-                    next_command="sync   # then the same again",
+                    next_command=again(),
                 )
             digests.append(digest.hexdigest())
         self.sha256 = _of_files(digests)
