@@ -53,6 +53,10 @@ def test_the_same_command_with_more_is_in_the_words_that_were_typed(monkeypatch:
     monkeypatch.setenv("MAKELEVEL", "1")
     monkeypatch.setenv("MAKEFLAGS", r" -- CONFIG=my\ recipe.yaml ARGS=a.b=1")
     assert report.again("c.d=2", "--e") == "make check CONFIG='my recipe.yaml' ARGS='a.b=1 c.d=2 --e'"
+    monkeypatch.setenv("MAKEFLAGS", r" -- CONFIG=my.yaml ARGS=--name\ x\ a.b=1")
+    assert report.again("--name", "y") == "make check CONFIG=my.yaml ARGS='a.b=1 --name y'"
+    monkeypatch.setenv("MAKEFLAGS", r" -- CONFIG=my\ recipe.yaml ARGS=a.b=1")
+    assert report.again("a.b=2") == "make check CONFIG='my recipe.yaml' ARGS=a.b=2", "a value is refused twice"
     monkeypatch.setenv("MAKEFLAGS", " -- CONFIG=my.yaml")
     assert report.again("c.d=2") == "make check CONFIG=my.yaml ARGS=c.d=2" and report.again() == (
         "make check CONFIG=my.yaml"

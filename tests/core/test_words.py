@@ -45,7 +45,7 @@ def test_what_is_no_size_is_refused(text: str):
 def test_a_size_without_a_unit_is_refused(text: str):
     with pytest.raises(UserError, match="a size without a unit") as caught:
         units.parse_bytes(text, "--vram")
-    assert caught.value.where == "--vram" and f"{text}GiB" in caught.value.next_command
+    assert caught.value.where == "--vram" and caught.value.expected.endswith(f"such as {text}GiB")
 
 
 def test_quantities_are_written_for_people():

@@ -193,7 +193,9 @@ def test_candidates_whose_scores_would_not_compare_are_refused_before_any_is_mea
     monkeypatch.setattr(trial, "run_step", not_yet)
     with pytest.raises(UserError, match="different conditions") as error:
         trial.run(["tiny", "gone", str(gguf)], str(exam_file), None, "fp32")
-    assert "runtime: llama.cpp" in error.value.found and error.value.next_command.startswith("make trial with")
+    assert "runtime: llama.cpp" in error.value.found and error.value.next_command == (
+        f"make trial EXAM={exam_file} ARGS='tiny --precision fp32'"
+    )
     with pytest.raises(UserError, match="not measured on the same records"):
         trial.run(["tiny", run.id], str(exam_file), 5, "fp32")
     with pytest.raises(AssertionError, match="something was measured"):

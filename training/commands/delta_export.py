@@ -28,5 +28,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("sha256", files.short(files.sha256_file(path)))
     report.add("adapter", f"rank {manifest['rank']}, alpha {manifest['alpha']:g}")
     report.add("base", f"{base['name']}, weights {files.short(base['weights_sha256'])}")
-    report.add("next", f"make delta-import DELTA={path}, where the same base is fetched")
+    report.add("next", f"make delta-import DELTA={path}")
     return {"path": paths.for_people(path), "manifest": manifest}

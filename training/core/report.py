@@ -4,10 +4,12 @@ It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and
 """
 
 import datetime
+import itertools
 import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from training.core import files, paths, version
@@ -27,12 +29,12 @@ def utc_stamp() -> str:
 
 
 def command_line(argv: list[str], *more: str) -> str:
-    """The command as the person typed it, in make's own words where make called it, else `PROGRAM ...`.
+    """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`.
 
-    Words more stand at its end, under make in ARGS.
+    Words more stand at its end, under make in ARGS; a recipe's value, or an option's, replaces the one that was given.
     """
     if not (os.environ.get("MAKELEVEL") and argv):
-        return shlex.join([*PROGRAM, *argv, *more])
+        return shlex.join([*PROGRAM, *_with(argv, more)])
     # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped, each `$` twice
     text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2].replace("$$", "$")
     try:
@@ -41,13 +43,29 @@ def command_line(argv: list[str], *more: str) -> str:
         variables = text.split()
     pairs = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     if more:
-        pairs["ARGS"] = " ".join([pairs.get("ARGS", ""), shlex.join(more)]).strip()
+        pairs["ARGS"] = shlex.join(_with(shlex.split(pairs.get("ARGS", "")), more))
     return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, value in pairs.items())])
 
 
+def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    keys = {word.partition("=")[0] for word in more if "=" in word}
+    valued = {one for one, after in itertools.pairwise(more) if one.startswith("--") and not after.startswith("--")}
+    before = [None, *words]
+    kept = (
+        word for word, left in zip(words, before, strict=False)
+        if word.partition("=")[0] not in keys and word not in valued and left not in valued
+    )  # fmt: skip
+    return [*kept, *more]
+
+
+def running() -> list[str]:
+    """The words of the command that runs now, also where one of its processes asks; without its program."""
+    return json.loads(os.environ.get(RUNNING, '["COMMAND"]'))
+
+
 def again(*more: str) -> str:
-    """The command that runs now, to paste with these options and overrides more: the last of two counts."""
-    return command_line(json.loads(os.environ.get(RUNNING, '["COMMAND"]')), *more)
+    """The command that runs now, to paste, with these options and values of the recipe more."""
+    return command_line(running(), *more)
 
 
 def make_command(target: str, *arguments: str, **variables: object) -> str:

@@ -87,7 +87,7 @@ class ServedAnswerer:
             f"the server reads a question otherwise than training did, from position {place} on",
             where=f"question {question.id}", found=f"ids {served[place : place + 6]} of {len(served)}",
             expected=f"ids {ids[place : place + 6]} of {len(ids)}, by {self.prompts.tokenizer.name}",
-            next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
+            next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
         )  # fmt: skip
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from training.core.errors import RunError
+from training.core.report import again
 from training.export import limits as type_limits
 from training.export.probes import Prompt
 from training.llamacpp.client import Client
@@ -131,8 +132,8 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
         f"{comparison.reference_NV[first, best]:.3f} nats in PyTorch, {served:.3f} served",
         found=", ".join(f"{name} {figures[name]:g}" for name in over)
         + f" over {figures['positions']} positions; likely cause: {_cause(comparison)}",
-        expected=", ".join(bounds),
-        next_command="make export-gguf with ARGS='--quant F16', which tells rounding from a wrong model",
+        expected=", ".join(bounds) + "; F16 tells rounding from a wrong model",
+        next_command=again("--quant", "F16"),
     )
 
 

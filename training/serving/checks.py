@@ -113,7 +113,7 @@ def _require_same(name: str, served: list[int], trained: list[int], tokenizer: "
         f"the server reads the prompt {name!r} otherwise than training did, from position {position} on",
         found=_around(served, position, tokenizer),
         expected=f"{_around(trained, position, tokenizer)}, by {tokenizer.name}",
-        next_command="make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause",
+        next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
     )
 
 
