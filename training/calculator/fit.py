@@ -166,7 +166,7 @@ def require(resolved: Resolved, longest: Longest | None = None, parallel: Parall
         longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
         raise RunError(
             "the run does not fit this machine", found=needed + longest_record, expected=_room(result.device),
-            next_command=again(lever.override)
+            next_command=again(*lever.override.split())
             if lever and lever.fits else make_command("memfit", CONFIG=resolved.path),
         )  # fmt: skip
     return result

@@ -231,4 +231,4 @@ def _fill(report: Report, result) -> None:
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
     if result.fits is False and lever:
-        report.add("next", again(lever.override))
+        report.add("next", again(*lever.override.split()))
