@@ -37,6 +37,7 @@ def _next(name: str, report: Report) -> str:
 
     recipes = [entry.shown for entry in catalogue.on_base(name)]
     if not recipes:
-        return make_command("check", f"model.base={name}", CONFIG="recipes/lora/smollm2-135m.yaml")
+        report.add("recipes", f"none names it: copy one, and put model.base: {name} into it")
+        return make_command("recipe", "copy", "smollm2-135m", "mine.yaml")
     report.add("recipes", "\n".join(recipes))
     return make_command("check", CONFIG=recipes[0])
