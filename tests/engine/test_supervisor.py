@@ -79,6 +79,26 @@ def test_the_summary_comes_back_and_no_empty_file_of_stacks_stays(run, tmp_path,
     )
 
 
+def test_what_helps_an_engine_that_goes_on_is_a_new_run_of_its_recipe(run, tmp_path, monkeypatch):
+    """`resume` takes no value of a recipe."""
+    body = """
+    from training.core.errors import MachineError
+    from training.core.report import again
+    raise MachineError("no bfloat16", next_command=again("memory.weights=fp32"))
+    """
+    engine(monkeypatch, tmp_path, body)
+    monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("MAKEFLAGS", " -- RUN=latest")
+    for words, command in (
+        ('["resume", "latest"]', f"-m training train --config {run.path}/recipe.yaml memory.weights=fp32"),
+        ('["train", "--config", "x.yaml"]', "make train RUN=latest ARGS=memory.weights=fp32"),
+    ):
+        monkeypatch.setenv("TRAINYARD_COMMAND", words)
+        with pytest.raises(MachineError) as caught:
+            launch._in_turn(run)
+        assert caught.value.next_command.endswith(command)
+
+
 def test_an_error_of_the_engine_is_raised_as_it_was(run, tmp_path, monkeypatch):
     body = """
     from training.core.errors import IntegrityError
