@@ -36,7 +36,7 @@ def own_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DATA_ROOT", str(data))
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("RUNTIME", "local")
-    for name in ("MAKELEVEL", "MAKEFLAGS"):
+    for name in ("MAKELEVEL", "MAKEFLAGS", "TRAINYARD_COMMAND"):
         monkeypatch.delenv(name, raising=False)
     return data
 

@@ -1,6 +1,8 @@
 """The house rules that a machine can check: which room imports which, what start-up loads, how long a file is."""
 
 import ast
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +74,62 @@ def test_start_up_loads_nothing_heavy(arguments: list[str]):
 def test_every_command_has_a_file_and_every_file_a_command():
     listed = {name.replace("-", "_") for group in COMMANDS.values() for name in group}
     assert listed == {path.stem for path in (PACKAGE / "commands").glob("*.py")} - {"__init__"}
+
+
+# ---- what an error names next
+
+
+PROGRAMS = {
+    "make", "docker", "sudo", ".venv/bin/pip", "python", "head", "mv", "rm", "unset", "nvidia-smi", "ps", "df", "free",
+    "ls", "curl", "zstd", "ollama", "export", "sed", "${EDITOR:-vi}",
+}  # fmt: skip
+OF_SENTENCES = {"a", "again", "an", "and", "for", "or", "tells", "the", "then", "which", "with", "without"}
+PLACEHOLDER = re.compile(r"\.\.\.|\b(DIR|FILE|NAME|name@hash)\b|=name\b|\brun-id\b")
+NEXT = {"next_command", "way_out"}
+
+
+def _next_commands(path: Path) -> list[tuple[int, str]]:
+    """Line and text of what a source names next, as far as it stands there; what is filled in is an `X`."""
+    tree = ast.parse(path.read_text())
+    constants = {
+        target.id: node.value for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+        if isinstance(target, ast.Name)
+    }  # fmt: skip
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in NEXT:
+            found += _texts(node.value, constants)
+        elif isinstance(node, ast.Call) and len(node.args) == 2 and getattr(node.args[0], "value", None) == "next":
+            found += _texts(node.args[1], constants)
+        elif isinstance(node, ast.FunctionDef) and node.name == "_next":
+            returned = (one.value for one in ast.walk(node) if isinstance(one, ast.Return))
+            found += [text for value in returned for text in _texts(value, constants)]
+    return found
+
+
+def _texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[tuple[int, str]]:
+    if isinstance(node, ast.IfExp):
+        return _texts(node.body, constants) + _texts(node.orelse, constants)
+    if isinstance(node, ast.BoolOp):
+        return [text for value in node.values for text in _texts(value, constants)]
+    if isinstance(node, ast.BinOp):
+        return _texts(node.left, constants)
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _texts(constants[node.id], constants)
+    if isinstance(node, ast.Constant) and node.value is not None:
+        return [(node.lineno, node.value)]
+    if isinstance(node, ast.JoinedStr):
+        return [(node.lineno, "".join(one.value if isinstance(one, ast.Constant) else "X" for one in node.values))]
+    return []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_is_named_next_is_a_command_to_paste(path: Path):
+    for line, text in _next_commands(path):
+        words = shlex.split(text)
+        program = next(word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word))
+        assert program in PROGRAMS or program.startswith("X"), f"{path}:{line}: {text}"
+        assert not OF_SENTENCES & set(words) and not PLACEHOLDER.search(text), f"{path}:{line}: {text}"
+        assert not any(word.endswith((",", ";", ":")) for word in words), f"{path}:{line}: {text}"
+        of_make = words[words.index(program) + 2 :] if program == "make" and "&&" not in words else []
+        assert all(re.match("[A-Z_]+=", word) for word in of_make), f"{path}:{line}: {text}"

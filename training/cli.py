@@ -8,7 +8,10 @@ service of compose.yaml, may run there (`training.containers.runtime`).
 import argparse
 import difflib
 import importlib
+import json
 import os
+import re
+import shlex
 import sys
 import traceback
 from types import ModuleType
@@ -23,7 +26,7 @@ from training.core.errors import (
     UserError,
     translated,
 )
-from training.core.report import Report
+from training.core.report import PROGRAM, RUNNING, Report
 
 COMMANDS = {
     "See": ("doctor", "smoke", "recipe", "runs", "verify"),
@@ -40,6 +43,17 @@ COMMANDS = {
 # OpenMP threads spin while they wait for each other; beside another busy process two spinning threads on two cores ran
 # the demo's steps at 980 tokens a second, with this limit at 1,700, and alone at 3,700 against 3,900.
 _SPINS = "3000"
+_PROGRAM = shlex.join(PROGRAM)
+# argparse's own words, and the parts of an error that stand in them.
+_FAULTS = {
+    r"unrecognized arguments: (?P<found>.*)": "no such argument",
+    r"the following arguments are required: (?P<expected>.*)": "an argument is missing",
+    r"argument (?P<where>.*?): invalid choice: (?P<found>.*) \(choose from (?P<expected>.*)\)": "no such choice",
+    r"argument (?P<where>.*?): invalid _?(?P<expected>\w+) value: (?P<found>.*)": "not such a value",
+    r"argument (?P<where>.*?): expected (?P<expected>.*)": "an option without its value",
+    r"argument (?P<found>.*?): not allowed with argument (?P<expected>.*)": "two options of which one is too many",
+}
+_TYPES = {"int": "a whole number", "float": "a number", "share": "a share, such as 15% or 0.15", "Path": "a path"}
 
 
 def _module(name: str) -> ModuleType:
@@ -47,11 +61,11 @@ def _module(name: str) -> ModuleType:
 
 
 def _overview() -> str:
-    lines = ["example: python -m training memfit --config recipes/reference/pretrain-1b.yaml", ""]
+    lines = [f"example: {_PROGRAM} memfit --config recipes/reference/pretrain-1b.yaml", ""]
     for group, names in COMMANDS.items():
         lines.append(f"{group}:")
         lines += [f"  {name:<16} {_module(name).SUMMARY}" for name in names]
-    lines += ["", "python -m training COMMAND --help shows a command's arguments.", ""]
+    lines += ["", f"{_PROGRAM} COMMAND --help shows a command's arguments.", ""]
     return "\n".join(lines)
 
 
@@ -59,22 +73,40 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would print and exit, so that bad arguments end in a report block like all else."""
 
     def error(self, message: str) -> NoReturn:
-        is_missing = message.startswith("the following arguments are required")
-        example = _module(self.prog.split()[-1]).EXAMPLE if is_missing else f"{self.prog} --help"
-        raise UserError(f"wrong arguments: {message}", where=self.prog, next_command=example)
+        what, parts = _fault(message)
+        command = f"{self.prog} --help"
+        if what == "no such argument":
+            near = difflib.get_close_matches(parts["found"].split()[0], self._option_string_actions, 1)
+            parts["expected"] = f"did you mean {near[0]}?" if near else None
+        elif what == "an argument is missing":
+            command = _module(self.prog.split()[len(PROGRAM)]).EXAMPLE
+        raise UserError(what, **parts, next_command=command)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    module = _module(name)
+def _fault(message: str) -> tuple[str, dict[str, str | None]]:
+    """What is wrong with the arguments, and where, found and expected as far as argparse's message tells."""
+    for pattern, what in _FAULTS.items():
+        if match := re.fullmatch(pattern, message, re.DOTALL):
+            parts = {name: text.replace("'", "") for name, text in match.groupdict().items()}
+            if what == "not such a value":
+                parts["expected"] = _TYPES.get(parts["expected"], parts["expected"])
+            return what, parts
+    return f"wrong arguments: {message}", {}
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    module = _module(argv[0])
     parser = _Parser(
-        prog=f"python -m training {name}",
+        prog=f"{_PROGRAM} {argv[0]}",
         description=f"example: {module.EXAMPLE}\n\n{module.SUMMARY}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     module.add_arguments(parser)
-    return parser
+    if parser._subparsers:  # which cannot be mixed
+        return parser.parse_args(argv[1:])
+    return parser.parse_intermixed_args(argv[1:])  # values of a recipe may stand on both sides of an option
 
 
 def main(argv: list[str]) -> int:
@@ -88,10 +120,11 @@ def main(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     signals.raise_terminated()
+    os.environ[RUNNING] = json.dumps(argv)
     report = Report(argv)
     try:
         _require_command(argv[0])
-        args = _parser(argv[0]).parse_args(argv[1:])
+        args = _arguments(argv)
         if (code := _contained(argv)) is not None:
             return code
         document = _module(argv[0]).run(args, report)
@@ -124,7 +157,7 @@ def _require_command(name: str) -> None:
         raise UserError(
             f"unknown command {name!r}",
             expected=f"did you mean {near[0]}?" if near else None,
-            next_command="python -m training --help",
+            next_command="make",
         )
 
 

@@ -69,7 +69,7 @@ def test_a_record_that_is_not_one_is_told_once_with_the_way_out(changes: dict, p
     with pytest.raises(IntegrityError) as caught:
         calibration.find("RTX 3080 10GB")
     assert part in caught.value.found and caught.value.where == str(path)
-    assert "make train-calibrate" in caught.value.next_command
+    assert "make train-calibrate" in caught.value.expected
 
 
 def test_a_cut_record_is_told(recipe):

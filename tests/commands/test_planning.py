@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -111,6 +112,14 @@ def test_memfit_ends_with_4_and_advice_where_it_does_not_fit(call):
     code, document, text = call("memfit", "--config", REFERENCE, "--gpu", "RTX 3070", "data.micro_batch=16")
     assert code == 4 and document["fits"] is False and document["verdict"] == "no"
     assert document["advice"][0]["override"] in text and "DOES NOT FIT" in text
+
+
+def test_what_memfit_names_next_fits(call):
+    """The command as it was typed, with a lever of two values."""
+    rows = call("memfit", "--config", REFERENCE, "--vram", "10GiB")[1]["report"]["rows"]
+    words = shlex.split(rows["next"])
+    assert words[-2:] == ["data.micro_batch=2", "batch.accumulate=32"]
+    assert call(*words[words.index("memfit") :])[0] == 0
 
 
 def test_an_8b_student_is_planned_on_a_10_gb_card(call):

@@ -63,7 +63,7 @@ def test_a_damaged_run_is_listed_and_hides_no_other(call):
 def test_one_run_is_shown_with_its_curve_and_what_it_needs_next(call):
     run = make_run("a", "paused", 8)
     code, document, text = call(run.id)
-    assert code == 0 and "• training  × validation" in text and "step 0: start" in text
+    assert code == 0 and "• training  × validation" in text and "step 0: begins, 10 steps planned" in text
     rows = document["report"]["rows"]
     assert rows["status"] == "paused, step 8 of 10, loss 0.5000, best 1.2500 at step 4"
     assert rows["memory"] == "peak 2.00 MiB, estimate 3.00 MiB (+50.0%)" and rows["speed"] == "200 tokens/s"
@@ -118,4 +118,4 @@ def test_following_tells_what_happens_until_nobody_works_on_the_run(capsys: pyte
     assert main(["runs", run.id, "--follow"]) == 0
     worker.join(30)
     text = capsys.readouterr().err
-    assert "step 4: end  reason steps" in text and text.index("step 4: end") < text.index(f"{run.id}: completed")
+    assert "step 4: ends, by stop.max_steps" in text and text.index("step 4: ends") < text.index(f"{run.id}: completed")

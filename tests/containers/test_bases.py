@@ -23,7 +23,7 @@ def pin_file(folder: Path, python: str = "", cuda: str = "") -> Path:
 def test_an_empty_pin_is_refused_with_the_command_that_prints_its_value(tmp_path: Path):
     with pytest.raises(UserError, match="PYTHON is not pinned") as error:
         bases.choose("PYTHON", None, pin_file(tmp_path))
-    assert "docker pull p" in error.value.expected and "--base" in error.value.next_command
+    assert "docker pull p" in error.value.next_command and "--base" in error.value.expected
 
 
 @pytest.mark.parametrize("pin", [DIGEST, f"python@{DIGEST}", f"registry:443/a/b@{DIGEST}"])

@@ -11,7 +11,7 @@ import pytest
 
 from training.core import locks, paths, process, units
 from training.core.errors import MachineError, Problems, UserError
-from training.core.report import Report, command_line
+from training.core.report import RUNNING, Report, command_line
 
 
 def test_an_error_has_its_parts_on_lines_of_their_own():
@@ -45,7 +45,7 @@ def test_what_is_no_size_is_refused(text: str):
 def test_a_size_without_a_unit_is_refused(text: str):
     with pytest.raises(UserError, match="a size without a unit") as caught:
         units.parse_bytes(text, "--vram")
-    assert caught.value.where == "--vram" and f"{text}GiB" in caught.value.next_command
+    assert caught.value.where == "--vram" and caught.value.expected.endswith(f"such as {text}GiB")
 
 
 def test_quantities_are_written_for_people():
@@ -78,13 +78,12 @@ def test_a_held_lock_names_its_holder_and_is_free_when_the_holder_is_killed(tmp_
         "with locks.hold(Path(sys.argv[1]), 'training x'):\n"
         "    print('held', flush=True); time.sleep(60)"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
+    environment = os.environ | {RUNNING: '["train", "--config", "x.yaml"]', "MAKELEVEL": ""}
+    child = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, env=environment)
     assert child.stdout.readline() == b"held\n"
     assert locks.holder(lock)["pid"] == child.pid
-    with (
-        pytest.raises(MachineError, match=f"training x \\(process {child.pid}"),
-        locks.hold(lock, "me", wait_seconds=0),
-    ):
+    who = rf"training x \(process {child.pid}, \S+ -m training train --config x.yaml, for \d"
+    with pytest.raises(MachineError, match=who), locks.hold(lock, "me", wait_seconds=0):
         pass
     child.send_signal(signal.SIGKILL)
     child.wait()

@@ -198,4 +198,16 @@ def test_a_turn_that_calls_tools_and_a_conversation_of_many_turns_are_shown():
     assert lines[1:] == ["user: 1+1?", 'assistant: add {"a":1}']
     many = peek.Example("train.jsonl:1", {"prompt": turns * 40, "completion": "2"})
     lines = peek_view.example_lines(many, None, colour=False, with_ids=True)
-    assert len(lines) == 42 and "[... 41 turns ...]" in lines and lines[-1] == "completion: 2"
+    assert len(lines) == 14 and "[... 69 turns ...]" in lines and lines[-1] == "completion: 2"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"text": "a line\n" * 5000}, {"text": "word " * 50_000},
+     {"messages": [{"role": "user", "content": "word " * 90 + "\nlines\n" * 200}] * 60}],
+    ids=["lines", "one line", "turns"],
+)  # fmt: skip
+def test_a_record_without_tokens_fills_no_more_than_a_screen(value):
+    lines = peek_view.example_lines(peek.Example("train.jsonl:1", value), None, colour=False, with_ids=False)
+    assert sum(line.count("\n") + 1 for line in lines) <= 40 and sum(map(len, lines)) < 8_000
+    assert any("[... " in line for line in lines)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +140,28 @@ def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, cap
     assert command.startswith(f"make data-prepare INPUT='{path}' ARGS=\"--name few --seed ")
     options = command.split('ARGS="')[1].rstrip('"').split()
     assert main(["data-prepare", str(path), *options]) == 0
+
+
+@pytest.mark.parametrize(("num_folders", "option"), [(2, "--group-by record"), (3, "--seed")])
+def test_sub_folders_are_groups_and_the_next_command_keeps_what_is_promised(
+    tmp_path: Path, capsys: pytest.CaptureFixture, num_folders: int, option: str
+):
+    for i in range(12 * num_folders):
+        folder = tmp_path / "texts" / f"part{i % num_folders}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.txt").write_text(f"a text of its own, number {i * 7919}")
+    assert main(["data-prepare", str(tmp_path / "texts"), "--near", "0", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert f"{num_folders} groups" in error["found"] and "(the first step of a file's path)" in error["expected"]
+    promised = dict(re.findall(r"(train|validation|test) (\d+)", error["expected"]))
+    options = error["next"].split('ARGS="')[1].rstrip('"').split()
+    assert option in error["next"] and len(promised) == 3
+    assert main(["data-prepare", str(tmp_path / "texts"), *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    splits = document["stats"]["splits"]
+    assert {name: str(one["records"]) for name, one in splits.items()} == promised
+    told = document["report"]["rows"].get("shares", "")
+    assert ("80%, 10%, 10% were asked for; 3 groups, each in one split" in told) is (num_folders == 3), told
 
 
 def test_groups_that_records_join_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture):

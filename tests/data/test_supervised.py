@@ -13,7 +13,7 @@ import pytest
 from tests.data import templates
 from tests.data.test_tokens import make_dataset, make_tokenizer, texts
 from training.core.errors import RunError, UserError
-from training.data import encoding, pool, tokens
+from training.data import encoding, pool, supervision, tokens
 from training.data.supervised import Encoder, LeftOut, Sample
 from training.data.supervision import Settings
 from training.data.tally import Tally
@@ -545,6 +545,16 @@ def test_tokens_that_would_train_every_prompt_are_refused():
         Tally("sums@1", "train", ANSWERS).require_labels(figures)
     Tally("sums@1", "train", ANSWERS).require_labels(figures | {"trained_tokens": 7})
     Tally("sums@1", "train", Settings("all")).require_labels(figures)
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [('["train", "--config", "x.yaml"]', "data.on_error=drop"), ('["data-peek", "x"]', "--on-error drop"),
+     ('["data-peek", "x", "--config", "x.yaml"]', "data.on_error=drop")],
+)  # fmt: skip
+def test_a_setting_that_helps_is_named_as_the_command_takes_it(words, setting, monkeypatch):
+    monkeypatch.setenv("TRAINYARD_COMMAND", words)
+    assert supervision.lever("on_error", "drop").endswith(f" {setting}")
 
 
 @pytest.mark.parametrize("forged", [0, 1])

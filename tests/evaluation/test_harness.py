@@ -26,8 +26,9 @@ from training.evaluation import exam, harness
     ],
 )
 def test_what_the_harness_cannot_ask_is_refused_before_anything_is_fetched(tmp_path: Path, question: dict, words: str):
-    with pytest.raises(UserError, match=words):
-        harness.require_askable(exam.read(write_exam(tmp_path / "e.jsonl", [question])))
+    with pytest.raises(UserError, match=words) as caught:
+        harness.require_askable(exam.read(write_exam(tmp_path / "e.jsonl", [question])), "make evaluate")
+    assert caught.value.next_command == "make evaluate"
 
 
 @pytest.mark.parametrize("number", [0, -1])

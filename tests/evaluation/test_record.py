@@ -193,7 +193,9 @@ def test_candidates_whose_scores_would_not_compare_are_refused_before_any_is_mea
     monkeypatch.setattr(trial, "run_step", not_yet)
     with pytest.raises(UserError, match="different conditions") as error:
         trial.run(["tiny", "gone", str(gguf)], str(exam_file), None, "fp32")
-    assert "runtime: llama.cpp" in error.value.found and error.value.next_command.startswith("make trial with")
+    assert "runtime: llama.cpp" in error.value.found and error.value.next_command == (
+        f"make trial EXAM={exam_file} ARGS='tiny --precision fp32'"
+    )
     with pytest.raises(UserError, match="not measured on the same records"):
         trial.run(["tiny", run.id], str(exam_file), 5, "fp32")
     with pytest.raises(AssertionError, match="something was measured"):
@@ -416,6 +418,24 @@ def test_records_that_were_left_out_are_told(world: Path, capsys: pytest.Capture
     code, found = evaluate(capsys, "tiny", "--config", str(recipe), "--exam", "odd:test")
     assert code == 0, found
     assert found["records"][0]["left_out"] == {"test": {"too long": 1}, "exam": {"asked before": 1}}
+
+
+@pytest.mark.parametrize(
+    ("options", "word", "next_command"),
+    [
+        (["--split", "test"], "--split asks for a loss", "ARGS='--exam my-exam.jsonl'"),
+        (["--split", "test", "--exam", "e.jsonl"], "no recipe, which would say", "ARGS='--exam e.jsonl'"),
+        (["--split", "test", "--exam", "chat"], "--exam", "ARGS='--exam chat:test'"),
+        (["--exam", "chat"], "chat:validation", " --exam chat:test"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_split_of_a_base_without_a_recipe_is_refused_with_the_exam_that_may_be_meant(
+    world: Path, capsys: pytest.CaptureFixture, options: list[str], word: str, next_command: str
+):
+    assert main(["evaluate", "tiny", *options, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert word in str(error) and error["next"].endswith(next_command)
 
 
 def test_an_empty_split_is_refused(world: Path):

@@ -255,7 +255,7 @@ def test_an_adapter_whose_base_is_not_known_is_refused(make_adapter):
     folder = make_adapter().adapter.folder
     with pytest.raises(UserError, match="not known") as refusal:
         open_checkpoint(str(folder))
-    assert "--base" in refusal.value.next_command
+    assert "--base" in refusal.value.expected
 
 
 def test_factors_of_another_width_are_refused(make_adapter, make_folder, tmp_path: Path):

@@ -1,6 +1,7 @@
 """The chain walked back: each link whole, each link broken in turn, and what is simply not there."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,9 @@ def test_the_command_names_the_first_broken_link(gguf: Path, own_roots: Path, ca
     captured = capsys.readouterr()
     assert json.loads(captured.out)["first_broken"] == "GGUF"
     assert "FAIL: the first broken link is GGUF (exit 5)" in captured.err
+    assert main(["verify", "tiny"]) == 5, "the data set, by its own name"
+    reference = f"tiny@{next(own_roots.glob('training/datasets/tiny/*')).name}"
+    assert re.search(f"next +make data-verify DATASET={reference}\n", capsys.readouterr().err)
 
 
 def test_a_path_outside_the_models_or_a_missing_one_is_the_users_error(gguf: Path, tmp_path: Path):

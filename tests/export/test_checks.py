@@ -166,7 +166,7 @@ def test_weights_alone_need_a_tokenizer(make_folder, tmp_path: Path, tokenizer_f
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError) as refusal:
         _open(folder)
-    assert "--tokenizer" in refusal.value.next_command
+    assert "--tokenizer" in refusal.value.expected
     assert _open(folder, tokenizer=str(tokenizer_files)).add_bos is True
 
 

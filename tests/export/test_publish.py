@@ -216,7 +216,7 @@ def test_other_bytes_in_the_way_are_refused_unless_forced(make_folder):
     other = make_folder("two", weights=random_weights(seed=2))
     with pytest.raises(UserError, match="another model has this name") as refusal:
         _export(other, "F16")
-    assert "--force" in refusal.value.next_command and manifest.verify(first.gguf) == first.manifest
+    assert "--force" in refusal.value.expected and manifest.verify(first.gguf) == first.manifest
     [second] = _export(other, "F16", force=True)
     assert manifest.verify(first.gguf) == second.manifest != first.manifest
 

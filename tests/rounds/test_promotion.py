@@ -142,7 +142,7 @@ def test_no_export_takes_the_place_of_a_champion_or_of_the_one_before_it(
     train_tokenizer(folder)
     with pytest.raises(UserError, match="it is the champion") as error:
         champion.require_replaceable(best)
-    assert error.value.next_command == "the same command with another --name in ARGS"
+    assert error.value.next_command.endswith("--name best-2")
     for name, kept_file in (("best", best), ("better", better)):
         before = kept_file.read_bytes()
         assert main(["export-gguf", str(folder), "--name", name, "--quant", "F32", "--force"]) == 2
@@ -273,7 +273,7 @@ def test_a_champion_whose_file_is_gone_is_told(served: Path):
     served.rename(served.with_suffix(".away"))
     with pytest.raises(IntegrityError, match="file is gone") as error:
         promotion.rollback()
-    assert error.value.next_command == "put the file back from a copy, then make rollback"
+    assert error.value.next_command == "make rollback" and "as a copy may have it" in error.value.expected
     assert champion.link().resolve() == better.resolve(), "nothing was changed"
     served.with_suffix(".away").rename(served)
     promotion.rollback()
@@ -281,7 +281,7 @@ def test_a_champion_whose_file_is_gone_is_told(served: Path):
     served.rename(served.with_suffix(".away"))
     with pytest.raises(IntegrityError, match="file is gone") as error:
         promote(best)
-    assert error.value.next_command == "put the file back from a copy", "there is nobody to roll back to"
+    assert error.value.next_command is None, "there is nobody to roll back to"
 
 
 def test_a_variable_that_hides_the_link_is_refused_with_its_line(served: Path, monkeypatch: pytest.MonkeyPatch):
@@ -289,7 +289,7 @@ def test_a_variable_that_hides_the_link_is_refused_with_its_line(served: Path, m
     for act in (lambda: promote(make_model("better", 2)), promotion.rollback):
         with pytest.raises(UserError, match="would not serve the champion") as error:
             act()
-        assert error.value.next_command == "remove the line LLAMA_GPU_MODEL=/app/models/mine.gguf from .env"
+        assert error.value.next_command == "sed -i '/^LLAMA_GPU_MODEL=/d' .env"
 
 
 def test_nobody_is_promoted_against_nothing(served: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """serve-start, serve-stop, serve-status, serve-restore."""
 
+import re
 import shutil
 
 import pytest
@@ -166,6 +167,7 @@ def test_the_commands(room: Room, capsys: pytest.CaptureFixture):
     assert code == 0 and "nothing was stopped" in err and room.serves() is None
     code, document, err = call("serve-start", "/app/models/trained/old/old-F16.gguf", *port)
     assert code == 0 and document["loaded"]["path"].endswith("old-F16.gguf") and "by its word" in err
+    assert re.search("context +256 tokens of the model's 256, .* of memory; --ctx-size takes another number", err), err
     code, document, err = call("serve-status")
     assert code == 0 and document["healthy"] and "state       healthy" in err
     code, document, err = call("serve-restore")

@@ -128,7 +128,7 @@ def test_a_container_of_another_checkout_under_our_name_is_never_touched(harbour
             with pytest.raises(MachineError, match="not ours to touch") as caught:
                 refused()
             assert "/elsewhere" in caught.value.found
-            assert caught.value.next_command.startswith(f"export COMPOSE_PROJECT_NAME={compose.project()}-2")
+            assert caught.value.next_command.startswith(f"COMPOSE_PROJECT_NAME={compose.project()}-2 ")
     finally:
         engine.run(["rm", there], "clearing up")
 

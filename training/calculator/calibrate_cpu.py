@@ -19,6 +19,7 @@ from training.calculator.plan import Plan
 from training.calculator.probe import MakeProbe, StepProbe, dtype_of
 from training.core import process
 from training.core.errors import RunError
+from training.core.report import again
 from training.core.units import format_bytes
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
@@ -58,7 +59,7 @@ def _require_room(needed_bytes: int) -> None:
         raise RunError(
             "the step does not fit this machine", found=f"{format_bytes(needed_bytes)} needed",
             expected=f"at most {format_bytes(here.available_bytes)}",
-            next_command="the same command with fewer layers: add model.arch.num_hidden_layers=2",
+            next_command=again("model.arch.num_hidden_layers=2"),
         )  # fmt: skip
 
 

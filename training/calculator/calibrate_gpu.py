@@ -13,6 +13,7 @@ from training.calculator.nvml import Gpu
 from training.calculator.probe import MakeProbe, dtype_of
 from training.core import version
 from training.core.errors import MachineError, RunError
+from training.core.report import again
 from training.recipe.load import Resolved
 from training.recipe.model import Recipe
 
@@ -43,8 +44,9 @@ def calibrate(resolved: Resolved, make_probe: MakeProbe, gpu: Gpu, driver: str) 
         )  # fmt: skip
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "the step ran out of the GPU's memory", found=str(error).splitlines()[0], expected="the estimate to hold",
-            next_command="the same command with a smaller data.micro_batch, and an idle GPU",
+            "the step ran out of the GPU's memory", found=str(error).splitlines()[0],
+            expected="the estimate to hold, on an idle GPU",
+            next_command=again(f"data.micro_batch={max(1, resolved.recipe.data.micro_batch // 2)}"),
         ) from error  # fmt: skip
     finally:
         pynvml.nvmlShutdown()
@@ -76,7 +78,7 @@ def _require_cuda(cuda: object, gpu: Gpu) -> None:
     if name != gpu.name:
         raise MachineError(
             "CUDA and NVML number the GPUs differently", where="CUDA_VISIBLE_DEVICES", found=f"{name} and {gpu.name}",
-            expected="one order", next_command="export CUDA_DEVICE_ORDER=PCI_BUS_ID, then the same command",
+            expected="one order", next_command=f"export CUDA_DEVICE_ORDER=PCI_BUS_ID && {again()}",
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from training.core.errors import IntegrityError
 
 KIND = "gpu-calibration"
 _SCHEMA = 1
-_AGAIN = "remove the file, then make train-calibrate CONFIG=recipe.yaml"
 _SIZES = ("context_bytes", "workspace_bytes")
 _MOST_BYTES = 1 << 36
 
@@ -105,7 +105,11 @@ def read(path: Path) -> Calibration:
     except IntegrityError as error:
         wrong = error.found
     if wrong:
-        raise IntegrityError("not a calibration of this machine", where=path, found=wrong, next_command=_AGAIN)
+        raise IntegrityError(
+            "not a calibration of this machine", where=path, found=wrong,
+            expected="what make train-calibrate writes, once this file is gone",
+            next_command=f"rm {shlex.quote(str(path))}",
+        )  # fmt: skip
     return Calibration(record["gpu"]["name"], record["torch"], record["driver"], *(record[key] for key in _SIZES))
 
 

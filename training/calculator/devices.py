@@ -85,7 +85,7 @@ def _by_name(name: str) -> Device:
     near = matches or difflib.get_close_matches(name, GPUS, 3, cutoff=0.3) or list(GPUS)
     raise UserError(
         f"which {name} is meant" if matches else f"unknown GPU {name}", where="--gpu", found=name,
-        expected=" or ".join(near), next_command="give one of these names, or a size: --vram 10GiB",
+        expected=f"{' or '.join(near)}; or a size instead, --vram 10GiB",
     )  # fmt: skip
 
 

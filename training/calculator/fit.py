@@ -16,6 +16,7 @@ from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.timeline import Timeline
 from training.core.errors import MachineError, RunError, UserError
+from training.core.report import again, make_command
 from training.core.units import format_bytes, parse_bytes
 from training.recipe.load import Resolved
 
@@ -131,8 +132,8 @@ def _require_traceable(error: shapes.UnknownShape, can_trace: bool, solve: str |
         raise error
     if solve is not None:
         raise UserError(
-            "a model that is traced is not solved for", where="--solve", found=error.what, expected=error.expected,
-            next_command="leave --solve away, and try sizes with --sweep",
+            "a model that is traced is not solved for", where="--solve", found=error.what,
+            expected=f"{error.expected}; or sizes to try, by --sweep instead",
         ) from error  # fmt: skip
 
 
@@ -165,7 +166,8 @@ def require(resolved: Resolved, longest: Longest | None = None, parallel: Parall
         longest_record = f" ({longest.in_words})" if longest and not resolved.recipe.data.packing else ""
         raise RunError(
             "the run does not fit this machine", found=needed + longest_record, expected=_room(result.device),
-            next_command=f"try {lever.override if lever else 'a smaller model'} (make memfit CONFIG={resolved.path})",
+            next_command=again(*lever.override.split())
+            if lever and lever.fits else make_command("memfit", CONFIG=resolved.path),
         )  # fmt: skip
     return result
 
@@ -177,7 +179,7 @@ def _require_in_cap(resolved: Resolved, needed_bytes: int) -> None:
         raise RunError(
             "the run does not fit its own cap", where=resolved.origins.get("memory.cap"), found=f"memory.cap: {cap}",
             expected=f"at least {format_bytes(needed_bytes)}",
-            next_command=f"raise memory.cap, or see what would fit with make memfit CONFIG={resolved.path}",
+            next_command=again(f"memory.cap={-(-needed_bytes // 2**20)}MiB"),
         )  # fmt: skip
 
 

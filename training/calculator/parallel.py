@@ -18,6 +18,7 @@ from training.calculator import activations
 from training.calculator.estimate import Instant, Term
 from training.calculator.plan import Plan
 from training.core.errors import UserError
+from training.core.report import again
 
 KINDS = ("ddp", "fsdp2")
 NCCL_BYTES = 512 << 20
@@ -53,11 +54,11 @@ def of_arguments(kind: str | None, ranks: int) -> Parallel | None:
     if ranks < 1:
         raise UserError("no rank at all", where="--ranks", found=ranks, expected="1 or more")
     if ranks == 1 and kind is not None:
-        raise UserError("one rank is not parallel", where="--parallel", found=kind, next_command="add --ranks 2")
+        raise UserError("one rank is not parallel", where="--parallel", found=kind, next_command=again("--ranks", "2"))
     if ranks > 1 and kind is None:
         raise UserError(
             "how the ranks share the work is not said", where="--ranks", found=ranks,
-            expected=" or ".join(f"--parallel {one}" for one in KINDS), next_command="add --parallel fsdp2",
+            expected=" or ".join(f"--parallel {one}" for one in KINDS), next_command=again("--parallel", "fsdp2"),
         )  # fmt: skip
     return Parallel(kind, ranks) if ranks > 1 else None
 
@@ -72,7 +73,7 @@ def of_rank(plan: Plan, moments: tuple[Instant, ...]) -> tuple[Instant, ...]:
     if plan.is_nf4:
         raise UserError(
             "4-bit weights are not estimated in shards", where="--parallel", found="fsdp2 with memory.weights nf4",
-            expected="ddp, or 16-bit weights", next_command="give --parallel ddp",
+            expected="ddp, or 16-bit weights", next_command=again("--parallel", "ddp"),
         )  # fmt: skip
     return tuple(_sharded_instant(plan, one) for one in moments)
 

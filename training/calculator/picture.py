@@ -94,8 +94,7 @@ def draw_sweep(cells: Sequence[Cell], path: Path) -> None:
     if len(panels) > _MOST_PANELS:
         raise UserError(
             "too many panels for one picture", where="--sweep", found=len(panels),
-            expected=f"at most {_MOST_PANELS} combinations of the axes before the last two",
-            next_command="give fewer values to the first axes, or leave --plot out and take --csv",
+            expected=f"at most {_MOST_PANELS} combinations of the axes before the last two; --csv takes any number",
         )  # fmt: skip
     wide = min(len(panels), 3)
     high = -(-len(panels) // wide)

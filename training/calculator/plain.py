@@ -14,6 +14,7 @@ from training.calculator.plan import Plan
 from training.calculator.probe import Phase, dtype_of
 from training.calculator.wrapper import Wrapper
 from training.core.errors import UserError
+from training.core.report import again
 from training.recipe.model import Optimizer
 
 
@@ -68,7 +69,7 @@ def _model(plan: Plan) -> nn.Module:
             attn_implementation=attention,
         )  # fmt: skip
     except Exception as error:  # a configuration's own checks raise what they like
-        other = "add memory.attention=eager" if "attention implementation" in str(error) else None
+        other = again("memory.attention=eager") if "attention implementation" in str(error) else None
         raise UserError(
             f"transformers makes no causal language model of {config.get('model_type')}", where="model",
             found=said(error), expected="a configuration that it takes", next_command=other,
@@ -88,7 +89,7 @@ def _checkpoint(model: nn.Module) -> None:
     if not model.supports_gradient_checkpointing:
         raise UserError(
             "the model cannot compute its layers again", where="memory.gradient_checkpointing", found="true",
-            expected=f"false, for {type(model).__name__}", next_command="add memory.gradient_checkpointing=false",
+            expected=f"false, for {type(model).__name__}", next_command=again("memory.gradient_checkpointing=false"),
         )  # fmt: skip
     model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
 

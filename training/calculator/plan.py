@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.calculator.calibration import Calibration, find
 from training.calculator.shapes import Linear, Shape, of_model
 from training.core.errors import UserError
+from training.core.report import again
 from training.recipe.model import Recipe, chunk_tokens
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Plan:
         if plan.shape.score_cap and recipe.memory.attention == "sdpa":
             raise UserError(
                 f"{plan.shape.family} caps its scores, which SDPA cannot", where="memory.attention", found="sdpa",
-                expected="eager", next_command="add memory.attention=eager",
+                expected="eager", next_command=again("memory.attention=eager"),
             )  # fmt: skip
         return plan
 

@@ -19,6 +19,7 @@ from training.calculator.parallel import Parallel
 from training.calculator.plan import Plan
 from training.calculator.replay import Replayed, replay
 from training.core.errors import UserError
+from training.core.report import again
 from training.recipe.model import Recipe
 
 KEYS = {"batch": "data.micro_batch", "seq": "data.seq_len", "rank": "lora.rank"}
@@ -51,11 +52,11 @@ def largest(
     if device is None:
         raise UserError(
             "nothing to solve against", where="--solve", found="no device",
-            expected="a GPU in this machine, --gpu NAME or --vram SIZE", next_command="add --vram 10GiB",
+            expected="a GPU in this machine, --gpu NAME or --vram SIZE", next_command=again("--vram", "10GiB"),
         )  # fmt: skip
     if variable == "rank" and recipe.lora is None:
         raise UserError("no adapter to solve for", where="--solve rank", found=f"method {recipe.method}",
-                        expected="method lora or qlora", next_command="add method=lora")  # fmt: skip
+                        expected="method lora or qlora", next_command=again("method=lora"))  # fmt: skip
 
     plan = Plan.of(recipe, on_cpu=on_cpu, gpu=device.name, parallel=parallel)
 

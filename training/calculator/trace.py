@@ -28,6 +28,7 @@ from training.calculator.probe import MakeProbe, StepProbe, dtype_of
 from training.calculator.shapes import config_of
 from training.calculator.timeline import Timeline
 from training.core.errors import Problems, TrainyardError, UserError
+from training.core.report import again
 
 _STEPS = 2
 _MOST_MICRO_BATCHES = 2
@@ -127,7 +128,7 @@ def _require_traceable(plan: Plan, make: MakeProbe | None) -> None:
         if value not in known
     ]
     if problems:
-        way = "add memory.profile=hf memory.loss_chunk=0 memory.autocast=false data.packing=false"
+        way = again("memory.profile=hf", "memory.loss_chunk=0", "memory.autocast=false", "data.packing=false")
         raise Problems("the trace does not run this step", problems, next_command=way)
 
 
@@ -159,8 +160,7 @@ def _refused(plan: Plan, watched: watch.Watch | None = None) -> Iterator[None]:
         raise UserError(
             f"{family} branches on its data, so it cannot be traced",
             where=module or "its forward pass", found=operator,
-            expected="a forward pass whose steps do not depend on the tokens",
-            next_command="estimate a model of a family that the formula knows, or one that does not branch",
+            expected="a family that the formula knows, or a forward pass whose steps do not depend on the tokens",
         ) from error  # fmt: skip
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, ImportError) as error:
         module = watched.failed_in[0] if watched and watched.failed_in else ""

@@ -37,6 +37,7 @@ def _next(name: str, report: Report) -> str:
 
     recipes = [entry.shown for entry in catalogue.on_base(name)]
     if not recipes:
-        return make_command("recipe", "copy", "smollm2-135m", "mine.yaml") + f", with model.base: {name} in it"
+        report.add("recipes", f"none names it: copy one, and put model.base: {name} into it")
+        return make_command("recipe", "copy", "smollm2-135m", "mine.yaml")
     report.add("recipes", "\n".join(recipes))
     return make_command("check", CONFIG=recipes[0])

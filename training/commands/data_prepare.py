@@ -10,6 +10,8 @@ from training.core.units import format_bytes, format_number, parse_bytes
 SUMMARY = "read records strictly, drop duplicates, split by group, draw"
 EXAMPLE = 'make data-prepare INPUT=my.jsonl ARGS="--name mine"'
 _SHOWN_VALUES = 5
+_FAR_OFF = 0.15
+"""How far a split's share may be from the one that was asked for before it is told."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +158,26 @@ def _report(report: Report, data, reused: bool) -> None:
         size = format_bytes(split["text_bytes"])
         records, groups = format_number(split["records"], "record"), format_number(split["groups"], "group")
         report.add(name, f"{records} ({share}), {groups}, {size} of text")
+    if told := _far_off(data.manifest["settings"], stats, written):
+        report.add("shares", told)
+
+
+def _far_off(settings: dict, stats: dict, written: int) -> str | None:
+    """What is said where whole groups come nowhere near the shares that were asked for; nothing of a draw."""
+    train, validation = settings["train_ratio"], settings["val_ratio"]
+    asked = {"train": train, "validation": validation, "test": 1 - train - validation}
+    found = {name: stats["splits"].get(name, {"records": 0})["records"] / max(1, written) for name in asked}
+    if stats["draw"] or all(abs(found[name] - share) <= _FAR_OFF for name, share in asked.items()):
+        return None
+    groups, wanted = (
+        format_number(stats["groups"]["all"], "group"),
+        ", ".join(f"{share:.0%}" for share in asked.values()),
+    )
+    return (
+        f"{wanted} were asked for; {groups}, each in one split as a whole, the largest with "
+        f"{stats['groups']['largest_share']:.0%} of the records; another --seed deals them otherwise"
+        + (", --group-by record parts them" if settings["group_by"] == "group" else "")
+    )
 
 
 def _draw(draw: dict) -> str:

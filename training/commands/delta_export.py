@@ -32,5 +32,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("base", f"{base['name']}, weights {files.short(base['weights_sha256'])}")
     report.add("scores", f"{len(scores)}, before and after" if scores else "none: make evaluate would measure both")
     report.add("parity", f"of {len(manifest['parity'])} exported files")
-    report.add("next", f"make delta-import DELTA={path}, where the same base is fetched")
+    report.add("next", f"make delta-import DELTA={path}")
     return {"path": paths.for_people(path), "manifest": manifest}

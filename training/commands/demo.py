@@ -52,14 +52,12 @@ def _add_rows(report: Report, figures: dict) -> None:
 
 def _restored(figures: dict) -> str:
     if figures["kept_serving"]:
-        return f"no, as asked: the trained model stays on port {figures['port']}"
+        return f"no, as asked: the trained model stays on port {figures['port']}, until make serve-stop SERVICE=demo"
     return f"yes, by the server's word: {figures['serves']['path']}; then the demo's service was stopped"
 
 
 def _next(figures: dict) -> str:
     if figures["kept_serving"]:
-        return (
-            f"curl -s http://127.0.0.1:{figures['port']}/completion "
-            """-d '{"prompt": "def main():", "n_predict": 48}' (make serve-stop SERVICE=demo ends it)"""
-        )
-    return "make demo ARGS=--keep-serving, then ask it yourself"
+        ask = """-d '{"prompt": "def main():", "n_predict": 48}'"""
+        return f"curl -s http://127.0.0.1:{figures['port']}/completion {ask}"
+    return "make demo ARGS=--keep-serving"

@@ -135,7 +135,7 @@ def _adapter(args: argparse.Namespace, report: Report, checkpoint, name: str) ->
     output = adapter_gguf.export(checkpoint, quant, name=name, force=args.force)
     report.add(f"adapter {quant}", _figures(output))
     report.add("from", _chain(output.manifest))
-    report.add("next", f"llama-server --model BASE.gguf --lora {paths.container_path(output.gguf)}")
+    report.add("served by", f"llama-server --model BASE.gguf --lora {paths.container_path(output.gguf)}")
     return {"path": paths.for_people(output.gguf), "reused": output.reused, "manifest": output.manifest}
 
 

@@ -25,7 +25,8 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         raise UserError("lm-eval asks a server", where=args.model, found=f"a {model.form}", expected="a GGUF file",
                         next_command=make_command("export-gguf", CHECKPOINT=args.model))  # fmt: skip
     evaluation = record.Evaluation(model, record.Request(exam=args.exam, num_questions=args.questions))
-    harness.require_askable(evaluation.exam)
+    by_evaluate = make_command("evaluate", "--exam", args.exam, CHECKPOINT=args.model)
+    harness.require_askable(evaluation.exam, by_evaluate)
     server = evaluation.planned[kept.EXAM].identity.conditions["server"]
     program = harness.environment()
     with files.scratch_folder(paths.roots().cache / "lm-eval") as folder, served.serving(model, server) as url:
@@ -33,5 +34,5 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     count = f"of {found['num_questions']} questions"
     report.add("lm-eval", f"{found['version']}: exact_match {found['exact_match']:.4f} {count}")
     report.add("this exam", f"agreement {found['agreement']:.4f}, {found['num_right']} {count}, of the same answers")
-    report.add("next", make_command("evaluate", "--exam", args.exam, CHECKPOINT=args.model))
+    report.add("next", by_evaluate)
     return {"schema": 1, "model": model.to_json(), "exam": evaluation.exam.identity(), **found}

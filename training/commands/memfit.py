@@ -6,7 +6,7 @@ from pathlib import Path
 from training.core import files
 from training.core.errors import UserError
 from training.core.log import say
-from training.core.report import Report
+from training.core.report import Report, again
 from training.core.units import format_bytes, format_count
 
 SUMMARY = "estimate a recipe's peak memory, and hold it against a device"
@@ -81,7 +81,7 @@ def _ranks(args: argparse.Namespace):
     if found is not None and (args.trace or (args.plot and not args.sweep)):
         option = "--trace" if args.trace else "--plot"
         raise UserError("that follows one process alone", where=option, found=f"--ranks {args.ranks}",
-                        expected="--ranks 1", next_command=f"leave {option} or --ranks out")  # fmt: skip
+                        expected="--ranks 1")  # fmt: skip
     return found
 
 
@@ -94,10 +94,7 @@ def _require_options(args: argparse.Namespace) -> None:
     if args.csv is not None and not args.sweep:
         idle.append(("--csv", "without --sweep", "--sweep KEY=V,V with it"))
     for option, found, expected in idle:
-        raise UserError(
-            f"{option} does nothing {found}", where=option, found=found, expected=expected,
-            next_command=f"leave {option} away",
-        )  # fmt: skip
+        raise UserError(f"{option} does nothing {found}", where=option, found=found, expected=expected)
 
 
 def _trace(plan):
@@ -217,7 +214,8 @@ def _fill(report: Report, result) -> None:
     report.add("peak at", f"{peak.phase}; next {estimate.ranking[1].name}")
     if lever := advice.best(result.levers):
         saved = format_bytes(lever.saved_bytes)
-        report.add("lower it", f"{lever.override} saves {saved}; costs {lever.cost}")
+        alone = "; by itself it is not enough" if result.fits is False and not lever.fits else ""
+        report.add("lower it", f"{lever.override} saves {saved}; costs {lever.cost}{alone}")
     if result.device:
         usable, used = format_bytes(result.device.usable_bytes), format_bytes(result.device.used_bytes)
         total = format_bytes(result.device.total_bytes)
@@ -233,5 +231,4 @@ def _fill(report: Report, result) -> None:
         report.add("solve", f"{result.solution.to_json()['key']}={value}" if value else "nothing fits")
         report.add("because", result.solution.limit)
     if result.fits is False and lever:
-        alone = "" if lever.fits else ", which by itself is not enough"
-        report.add("next", f"the same command with {lever.override}{alone}")
+        report.add("next", again(*lever.override.split()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ def _list(report: Report) -> dict:
     for status in ("running", "waiting", "lost", "damaged"):
         if names := [one.run.id for one in found if one.status == status]:
             report.add(status, ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""))
-    report.add("next", f"make runs RUN={rows[0]['id']}" if rows else "make train CONFIG=...")
+    report.add("next", f"make runs RUN={rows[0]['id']}" if rows else "make recipe")
     return {"schema": 1, "runs": rows, "queue": queued}
 
 
@@ -94,7 +93,7 @@ def _age(seconds: float) -> str:
 
 
 def _one(args: argparse.Namespace, report: Report) -> dict:
-    from training.runs import follow, overview, picture
+    from training.runs import follow, narration, overview, picture
     from training.runs.folder import RunFolder
 
     folders = [RunFolder.open(name) for name in (args.run, *args.others)]
@@ -104,7 +103,7 @@ def _one(args: argparse.Namespace, report: Report) -> dict:
     for line in chart.curves(picture.series(shown)):
         say(line)
     for event in shown[0].told_events():
-        say(f"step {event['step']}: {event['event']} {_rest(event)}".rstrip())
+        say(f"step {event['step']}: {narration.in_words(event)}")
     if args.plot:
         picture.draw(shown, args.plot)
     _rows(shown[0], report)
@@ -124,12 +123,6 @@ def _one(args: argparse.Namespace, report: Report) -> dict:
     }  # fmt: skip
 
 
-def _rest(event: dict) -> str:
-    return json.dumps(
-        {key: value for key, value in event.items() if key not in ("time", "event", "step")}, ensure_ascii=False
-    )[:160].strip("{}")
-
-
 def _result(one: Overview) -> str:
     """`completed, step 12 of 12, loss 2.1034, best 2.2011 at step 8`."""
     parts = [one.status, f"step {one.step}" + (f" of {one.planned_steps}" if one.planned_steps else "")]
@@ -141,6 +134,7 @@ def _result(one: Overview) -> str:
 
 
 def _rows(one: Overview, report: Report) -> None:
+    from training.runs import narration
     from training.runs.folder import STACKS_FILE
 
     report.add("run", one.run.id)
@@ -148,7 +142,7 @@ def _rows(one: Overview, report: Report) -> None:
     if one.record.get("error"):
         report.add("error", one.record["error"])
     if one.summary.get("stop_reason"):
-        report.add("stopped", f"by {one.summary['stop_reason']}")
+        report.add("stopped", f"by {narration.limit(one.summary['stop_reason'])}")
     if one.seconds_left is not None:
         report.add("left", format_seconds(one.seconds_left))
     if one.tokens_per_second:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, report: Report) -> dict:
             "a teacher is recorded for a recipe that distils it", where=resolved.path,
             found=f"method: {recipe.method}, data.dataset: {recipe.data.dataset}",
             expected="method: distill, and a data set",
-            next_command="make recipe ARGS=ls lists recipes of method distill",
+            next_command="make recipe",
         )  # fmt: skip
     from training.engine import device
     from training.objectives import teach, teaching

@@ -11,11 +11,8 @@ EXAMPLE = "make verify MODEL=/app/models/trained/demo/demo-Q8_0.gguf"
 _NEXT = {
     **dict.fromkeys(("manifest", "GGUF"), "make export-gguf CHECKPOINT=latest ARGS=--force"),
     "merged weights": "make export-gguf CHECKPOINT=latest ARGS='--format merged --force'",
-    "base": "make base-fetch BASE=name makes its folder again",
-    "dataset": "make data-prepare INPUT=my.jsonl makes the same folder of the same records",
-    "tokenizer": "make tokenizer-train DATASET=name makes the same folder of the same data set",
 }
-"""What mends a broken link; a run's own files cannot be made again, only the run."""
+"""What makes a broken link's file anew; a run's own files cannot be made again, only the run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +40,15 @@ def run(args: argparse.Namespace, report: Report) -> dict:
         links.append(link)
         report.add(link.name, f"{link.state:<7} {link.detail}")
         say(f"{link.name}: {link.state}")
-    first = {
-        state: next((link.name for link in links if link.state == state), None)
-        for state in (chain.BROKEN, chain.ABSENT)
-    }
-    if first[chain.BROKEN]:
-        report.fail(f"FAIL: the first broken link is {first[chain.BROKEN]}", IntegrityError.exit_code)
-        report.add("next", _NEXT.get(first[chain.BROKEN], "make runs"))
-    elif first[chain.ABSENT]:
-        report.fail(f"INCOMPLETE: nothing is broken, but {first[chain.ABSENT]} is not there to be checked", 0)
+    broken, absent = (
+        next((link for link in links if link.state == state), None) for state in (chain.BROKEN, chain.ABSENT)
+    )
+    if broken:
+        report.fail(f"FAIL: the first broken link is {broken.name}", IntegrityError.exit_code)
+        report.add("next", broken.next_command or _NEXT.get(broken.name, "make runs"))
+    elif absent:
+        report.fail(f"INCOMPLETE: nothing is broken, but {absent.name} is not there to be checked", 0)
     return {
         "links": [{"name": link.name, "state": link.state, "detail": link.detail} for link in links],
-        "first_broken": first[chain.BROKEN], "first_absent": first[chain.ABSENT],
+        "first_broken": broken and broken.name, "first_absent": absent and absent.name,
     }  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 from training.containers import engine
 from training.core.errors import IntegrityError, UserError
 from training.core.paths import REPOSITORY
-from training.core.report import make_command
 from training.llamacpp.pin import Pin
 
 PIN_FILE = REPOSITORY / "docker" / "bases.env"
@@ -61,8 +60,8 @@ def choose(name: str, named: str | None, path: Path = PIN_FILE) -> Base:
             f"the base {name} is not pinned",
             where=path,
             found=f"{name}= is empty",
-            expected=f"the value that this prints: {command}",
-            next_command=f"{make_command('images', OPTIONS[name], 'NAME')} takes a base of your own, pinned or not",
+            expected=f"the value that the next command prints, or a base of your own by {OPTIONS[name]}, pinned or not",
+            next_command=command,
         )
     if not _DIGEST.fullmatch(pin):
         raise UserError(

@@ -19,7 +19,7 @@ _LAST_LINES = 15
 _PRINTED_BY_STEP = re.compile(r"^#\d+ \d+\.\d+ (.*)$", re.M)
 """What the steps of a build have printed, without BuildKit's own repetition of the Dockerfile."""
 _TOOLKIT_COMMAND = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-_INSTALL_TOOLKIT = f"install the package nvidia-container-toolkit, then: {_TOOLKIT_COMMAND}"
+_INSTALL_TOOLKIT = f"sudo apt-get install nvidia-container-toolkit && {_TOOLKIT_COMMAND}"
 _GPU_WORDS = (
     "could not select device driver", "failed to discover GPU vendor", "invalid runtime name: nvidia",
     "unresolvable CDI devices", "nvidia-container-cli",
@@ -33,8 +33,8 @@ def _ask(*arguments: str, seconds: float = _ASK_SECONDS) -> subprocess.Completed
         raise MachineError(
             "Docker is not installed",
             found="no program named docker",
-            expected="a Docker engine with Compose v2 and buildx",
-            next_command="https://docs.docker.com/engine/install/ tells how, or run with RUNTIME=local",
+            expected="a Docker engine with Compose v2 and buildx (docs.docker.com/engine/install), or RUNTIME=local",
+            next_command="sudo apt-get install docker.io",
         ) from None
     except subprocess.TimeoutExpired:
         raise MachineError(
@@ -54,8 +54,8 @@ def require_engine() -> str:
         "this user may not use the Docker engine" if denied else "the Docker engine does not answer",
         where=os.environ.get("DOCKER_HOST"),
         found=_last(answer.stderr, 1),
-        expected="a running engine",
-        next_command="sudo usermod -aG docker $USER, then log in again" if denied else "sudo systemctl start docker",
+        expected="a user of the group docker, logged in since" if denied else "a running engine",
+        next_command="sudo usermod -aG docker $USER" if denied else "sudo systemctl start docker",
     )
 
 
@@ -81,8 +81,8 @@ def require_gpu() -> None:
         raise MachineError(
             "there is no GPU to hand to a container" if answer.driver else "there is no NVIDIA driver on this machine",
             found=answer.problem,
-            expected="the NVIDIA driver and a GPU",
-            next_command="nvidia-smi, once the driver is installed; the service llama-cpu needs neither",
+            expected="the NVIDIA driver and a GPU; the service llama-cpu needs neither",
+            next_command="nvidia-smi",
         )
     if not _knows_nvidia():
         raise MachineError(

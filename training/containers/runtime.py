@@ -16,7 +16,7 @@ from training.containers import compose, engine, image
 from training.core import paths, signals
 from training.core.errors import TrainyardError, UserError
 from training.core.log import say
-from training.core.report import make_command
+from training.core.report import again
 
 _CHOICES = ("auto", "local", "docker")
 
@@ -89,7 +89,7 @@ def _require_visible(argv: Sequence[str]) -> None:
             raise UserError(
                 "a file lies outside of what the container sees", where=word,
                 expected="a place in this checkout or under DATA_ROOT",
-                next_command=f"copy it there, or {make_command(argv[0], RUNTIME='local')} with the same arguments",
+                next_command=f"RUNTIME=local {again()}",
             )  # fmt: skip
 
 

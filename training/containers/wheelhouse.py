@@ -76,6 +76,6 @@ def _download(lock: Path, folder: Path) -> None:
             "the wheels could not be fetched",
             where=f"pip download -r docker/{lock.name}",
             found=lines,
-            expected="each package of the lock file, with its hash",
-            next_command="README.md, 'If the set-up fails', then make wheelhouse",
+            expected="its packages with their hashes; README.md, 'If the set-up fails', names pip's settings",
+            next_command="make wheelhouse",
         )

@@ -140,7 +140,7 @@ def translated(error: Exception) -> TrainyardError | None:
     if is_out_of_memory(error):
         return RunError(
             "out of memory", found=str(error).splitlines()[0][:200] if str(error) else None,
-            expected="a step that fits this machine", next_command="make memfit CONFIG=... tells what would fit",
+            expected="a step that fits this machine: make memfit tells what would",
         )  # fmt: skip
     if type(error).__name__ == "SafetensorError" and "I/O error" in str(error):
         return MachineError("a file of weights could not be read or written", found=str(error))

@@ -139,7 +139,7 @@ def _disk_full(path: Path) -> MachineError:
         where=path,
         found=f"{format_bytes(free_bytes(path))} free",
         expected="room for the new file beside the old one",
-        next_command="free some space (df -h) and run the same command again",
+        next_command="df -h",
     )
 
 
@@ -158,7 +158,7 @@ def require_space(path: Path, needed_bytes: int, what: str) -> None:
             where=path,
             found=f"{format_bytes(free)} free",
             expected=f"at least {format_bytes(needed_bytes)}",
-            next_command="free some space (df -h) and run the same command again",
+            next_command="df -h",
         )
 
 

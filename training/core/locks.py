@@ -1,6 +1,6 @@
 """Locks between processes, which the kernel drops when their holder dies, whatever it died of.
 
-A lock is an `flock` on a small file that also says who holds it, so that the one who waits can name the holder.
+A lock is an `flock` on a small file that also says who holds it and by which command, so that who waits can tell.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.core import paths
+from training.core import paths, report
 from training.core.errors import MachineError
 from training.core.files import disk_errors
 from training.core.process import identity
@@ -28,7 +28,7 @@ def machine_lock() -> Path:
 
 
 def holder(path: Path) -> dict | None:
-    """Who holds a lock now (`{"pid", "started", "what", "since"}`), or None when it is free."""
+    """Who holds a lock now (`{"pid", "started", "what", "command", "since"}`), or None when it is free."""
     if not path.exists():
         return None
     with open(path) as file:  # for reading alone: to ask must work where nothing can be written
@@ -47,9 +47,10 @@ def _read(path: Path) -> dict:
 
 
 def describe(who: dict) -> str:
-    """`make train CONFIG=... (process 4711, for 3 min 20 s)`."""
+    """`training mine (process 4711, make train CONFIG=mine.yaml, for 3 min 20 s)`."""
     held = format_seconds(max(0.0, time.time() - who["since"]))
-    return f"{who['what']} (process {who['pid']}, for {held})"
+    command = f", {paths.for_people(who['command'])}" if who.get("command") else ""
+    return f"{who['what']} (process {who['pid']}{command}, for {held})"
 
 
 @contextlib.contextmanager
@@ -70,14 +71,16 @@ def hold(path: Path, what: str, *, wait_seconds: float | None = None, resource: 
     try:
         _acquire(descriptor, path, wait_seconds, resource)
         with disk_errors(path):
-            write_holder(descriptor, identity() | {"what": what, "since": time.time()})
+            write_holder(descriptor, {"what": what})
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def write_holder(descriptor: int, who: dict) -> None:
-    """Write down who holds the lock of a descriptor, for those who ask `holder`."""
+def write_holder(descriptor: int, body: dict) -> None:
+    """Write down that this process holds the lock of a descriptor, for those who ask `holder`; `body` has a `what`."""
+    command = report.again() if report.RUNNING in os.environ else None
+    who = identity() | body | {"command": command, "since": time.time()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(who).encode(), 0)
 
@@ -95,8 +98,7 @@ def _acquire(descriptor: int, path: Path, wait_seconds: float | None, resource: 
                 f"{resource} is busy",
                 where=path,
                 found=f"held by {describe(_read(path))}",
-                expected="nobody holding it",
-                next_command="wait for it to end, then run the same command again",
+                expected="nobody holding it, as when that process has ended",
             )
         if not told:
             _logger.warning("waiting for %s, held by %s", resource, describe(_read(path)))

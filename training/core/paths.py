@@ -78,10 +78,7 @@ def inside(root: Path, path: Path, what: str) -> Path:
     """Resolve `path` (symlinks, parent steps) and return it. Raises UserError where it leaves `root`."""
     resolved, resolved_root = path.resolve(), root.resolve()
     if not resolved.is_relative_to(resolved_root):
-        raise UserError(
-            f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}",
-            next_command=f"move or copy it there, and name it {CONTAINER_MODELS}/...",
-        )  # fmt: skip
+        raise UserError(f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}")
     return resolved
 
 

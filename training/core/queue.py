@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from training.core import files, locks, paths
-from training.core.process import identity
 
 _logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.3
@@ -74,7 +73,7 @@ def _ticket(body: dict) -> Iterator[int]:
         with files.disk_errors(_path(number)):
             descriptor = os.open(_path(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        locks.write_holder(descriptor, identity() | body | {"since": time.time()})
+        locks.write_holder(descriptor, body)
     try:
         yield number
     finally:

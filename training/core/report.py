@@ -4,9 +4,12 @@ It goes to stderr and to `logs/reports/`. It holds no secret, no home folder and
 """
 
 import datetime
+import itertools
+import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from training.core import files, paths, version
@@ -14,6 +17,8 @@ from training.core.log import say
 
 PROGRAM = (".venv/bin/python" if Path(sys.prefix) == paths.REPOSITORY / ".venv" else "python", "-m", "training")
 """The program as a person types it in the repository's folder."""
+RUNNING = "TRAINYARD_COMMAND"
+"""The variable in which the processes that a command starts find its words, as JSON."""
 _OPENING = "--- trainyard report: paste this back ---"
 _CLOSING = "--- end of report ---"
 
@@ -23,18 +28,44 @@ def utc_stamp() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def command_line(argv: list[str]) -> str:
-    """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`."""
+def command_line(argv: list[str], *more: str) -> str:
+    """The command as the person typed it: make's own words where make called it, else `PROGRAM ...`.
+
+    Words more stand at its end, under make in ARGS; a recipe's value, or an option's, replaces the one that was given.
+    """
     if not (os.environ.get("MAKELEVEL") and argv):
-        return shlex.join([*PROGRAM, *argv])
+        return shlex.join([*PROGRAM, *_with(argv, more)])
     # make hands the variables of its own command line down in MAKEFLAGS, behind a `--`, blanks escaped, each `$` twice
     text = os.environ.get("MAKEFLAGS", "").partition("-- ")[2].replace("$$", "$")
     try:
         variables = shlex.split(text)
     except ValueError:  # a lone quotation mark in a name
         variables = text.split()
-    pairs = (variable.partition("=") for variable in variables if "=" in variable)
-    return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, _, value in pairs)])
+    pairs = dict(variable.split("=", 1) for variable in variables if "=" in variable)
+    if more:
+        pairs["ARGS"] = shlex.join(_with(shlex.split(pairs.get("ARGS", "")), more))
+    return " ".join(["make", argv[0], *(f"{name}={shlex.quote(value)}" for name, value in pairs.items())])
+
+
+def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    keys = {word.partition("=")[0] for word in more if "=" in word}
+    valued = {one for one, after in itertools.pairwise(more) if one.startswith("--") and not after.startswith("--")}
+    before = [None, *words]
+    kept = (
+        word for word, left in zip(words, before, strict=False)
+        if word.partition("=")[0] not in keys and word not in valued and left not in valued
+    )  # fmt: skip
+    return [*kept, *more]
+
+
+def running() -> list[str]:
+    """The words of the command that runs now, also where one of its processes asks; without its program."""
+    return json.loads(os.environ.get(RUNNING, '["COMMAND"]'))
+
+
+def again(*more: str) -> str:
+    """The command that runs now, to paste, with these options and values of the recipe more."""
+    return command_line(running(), *more)
 
 
 def make_command(target: str, *arguments: str, **variables: object) -> str:

@@ -93,7 +93,7 @@ def _has_hash(folder: Path, digits: str) -> bool:
 def exclusive(parent: Path, kind: str) -> Iterator[None]:
     """Let one process at a time make what lies in a folder; a failed first one leaves no empty folder behind."""
     lock, resource = parent.with_name(f".{parent.name}.lock"), paths.for_people(parent)
-    with files.disk_errors(parent), locks.hold(lock, f"another command that makes {kind}", resource=resource):
+    with files.disk_errors(parent), locks.hold(lock, f"making {kind}", resource=resource):
         files.remove_leftovers(parent)  # also where nothing is made, since all is there
         try:
             yield

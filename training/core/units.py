@@ -29,8 +29,8 @@ def parse_bytes(text: str, where: str | None = None) -> int:
         has_no_unit = match is not None and not match[2]
         raise UserError(
             "a size without a unit" if has_no_unit else "not a size", where=where, found=text,
-            expected="a number with B, KiB, MiB, GiB, kB, MB or GB, such as 10GiB",
-            next_command=f"the same command with a size such as {f'{match[1]}GiB' if has_no_unit else '10GiB'}",
+            expected="a number with B, KiB, MiB, GiB, kB, MB or GB, such as "
+            + (f"{match[1]}GiB" if has_no_unit else "10GiB"),
         ) from None  # fmt: skip
 
 

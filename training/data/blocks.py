@@ -132,7 +132,7 @@ def _unpacked(path: object, pieces: Iterable[bytes], new: Callable, step: int) -
             raise UserError(
                 "the packed file needs a window of more than 128 MiB", where=path, found=error,
                 expected="a file that was packed without --long",
-                next_command=f"zstd -d --long=31 {shlex.quote(str(path))}   # then the unpacked file",
+                next_command=f"zstd -d --long=31 {shlex.quote(str(path))}",
             ) from None  # fmt: skip
         raise UserError("the packed file is damaged", where=path, found=error, expected="a whole file") from None
     if unpacker is not None:

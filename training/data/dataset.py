@@ -113,7 +113,7 @@ class Dataset:
         return IntegrityError(
             "the data set's bytes have changed", where=path, found="other bytes than were prepared",
             expected=f"sha256 {files.short(self.manifest['files'][path.name]['sha256'])}",
-            next_command="prepare it again: the same data-prepare command makes the same data set",
+            next_command=f"make data-verify DATASET={self.reference}",
         )  # fmt: skip
 
     def iter_texts(self, split: str) -> Iterator[str]:
@@ -179,8 +179,7 @@ def verify(folder: Path) -> Verified:
         raise IntegrityError(
             f"the data set is not what was written ({len(wrong)})", where=folder,
             found="; ".join(f"{Path(error.where).relative_to(folder)}: {error.what}, {error.found}" for error in wrong),
-            expected="the bytes of the manifests",
-            next_command="prepare it again: the same data-prepare command makes the same data set",
+            expected="the bytes of the manifests; the data-prepare command that made the data set makes it again",
         )  # fmt: skip
     num_files = sum(len(manifest["files"]) for manifest in whole.values())
     num_bytes = sum(one["bytes"] for manifest in whole.values() for one in manifest["files"].values())

@@ -49,7 +49,7 @@ def started(tokenizer: Tokenizer, settings: Settings | None, text_bytes: int) ->
     The function raises what an encoder raises, and RunError where a process has died.
     """
     what = tokenizer.folder, tokenizer.manifest, settings
-    way_out = "free some memory (free -h) and run the same command again"
+    way_out = "free -h"
     with pool.started(count_for(text_bytes), encoder_of, *what, way_out=way_out) as work:
         yield lambda lines: work(batches(lines))
 

@@ -38,6 +38,7 @@ class Folder(Source):
     """
 
     kind = "folder"
+    grouped_by = "the first step of a file's path"
 
     def __init__(self, folder: Path, weight: float = 1.0):
         self.folder = folder

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"
 _GREEN, _MAGENTA, _RESET = "\x1b[32m", "\x1b[35m", "\x1b[0m"
-_MOST_SOURCES, _MOST_CHARS, _MOST_TURNS = 12, 3000, 20
+_MOST_SOURCES, _MOST_CHARS = 12, 3000
+_MOST_TURNS, _MOST_LINES, _LINE_CHARS = 12, 24, 200
+"""Of a record that is shown as it stands: turns, lines of all of them together, and characters of a line."""
 _PERCENTILES = (50, 90, 99)
 _SHOWN_KEYS = ("id", "source", "group", "date")
 
@@ -120,18 +122,24 @@ def example_lines(example: Example, tokenizer: Tokenizer | None, *, colour: bool
 
 
 def _texts(value: dict) -> Iterator[str]:
-    """A line a turn, or a text; what a turn thinks and the tools that it calls stand behind what it says."""
+    """The two ends of a conversation and of each turn, or of a text; what a turn thinks and the tools that it calls
+    stand behind what it says."""
     turns = []
     for key in ("text", "messages", "prompt", "completion"):
         part = value.get(key, [])
         turns += [{"role": key, "content": part}] if isinstance(part, str) else part
-    left_out = len(turns) - 2 * _MOST_TURNS
-    for number, turn in enumerate(turns):
-        if not _MOST_TURNS <= number < len(turns) - _MOST_TURNS:
-            said = " ".join(record.texts({"messages": [turn]}))
-            yield f"{turn['role']}: {_shortened(printable(said))}"
-        elif number == _MOST_TURNS:
-            yield f"[... {left_out} turns ...]"
+    most = max(2, _MOST_LINES // min(len(turns), _MOST_TURNS))
+    said = (f"{turn['role']}: " + printable(" ".join(record.texts({"messages": [turn]}))) for turn in turns)
+    for turn in _ends_of(list(said), _MOST_TURNS, "turns"):
+        yield from (_shortened(line, _LINE_CHARS) for line in _ends_of(turn.split("\n"), most, "lines"))
+
+
+def _ends_of(lines: list[str], most: int, what: str) -> list[str]:
+    """A list that is no longer than this, or its two ends with what was left out between them."""
+    half = most // 2
+    if len(lines) <= most:
+        return lines
+    return [*lines[:half], f"[... {len(lines) - 2 * half} {what} ...]", *lines[-half:]]
 
 
 def _marked(pieces: Sequence[Piece], tokenizer: Tokenizer, *, colour: bool) -> str:

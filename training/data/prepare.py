@@ -167,15 +167,32 @@ class Preparation:
             groups += f" after {joined} were joined with another by a shared record or near-duplicates"
         latest = max((int(block.max(initial=0)) for _, block in ledger.blocks("day")), default=0)
         day = f"{latest:08d}"
+        dated = (
+            f"; latest date: {f'{day[:4]}-{day[4:6]}-{day[6:]}' if latest else 'none'}" if self.settings.cutoff else ""
+        )
         nearest = split.way_out(ledger, self.settings, finder)
         raise UserError(
             f"no record in {' and '.join(assignment.empty)}; nothing was written",
             where=", ".join(one.label for one in self.sources),
-            found=f"{found} ({groups}; the largest has {assignment.largest_share:.0%} of the records; "
-            f"latest date: {f'{day[:4]}-{day[4:6]}-{day[6:]}' if latest else 'none'})",
-            expected="a record or more in each; a group lies in one split as a whole",
-            next_command=self.command(nearest) if nearest else "add records to train on, then run the same again",
+            found=f"{found} ({groups}; the largest has {assignment.largest_share:.0%} of the records{dated})",
+            expected=f"a record or more in each; a group ({self._grouped_by()}) lies in one split as a whole; "
+            + self._promise(nearest, ledger, finder),
+            next_command=self.command(nearest) if nearest else None,
         )  # fmt: skip
+
+    def _grouped_by(self) -> str:
+        if self.settings.group_by == "record":
+            return "the record itself"
+        return " or ".join(dict.fromkeys(one.grouped_by for one in self.sources))
+
+    def _promise(self, nearest: Settings | None, ledger: Ledger, finder) -> str:
+        """What the settings that are named next come to."""
+        if nearest is None:
+            return "no setting gives that, but more records to train on would"
+        counts = Assignment(split.grouping(ledger, nearest, finder if nearest.near else None), nearest).counts
+        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        alone = ", which parts what is in one group" if nearest.group_by != self.settings.group_by else ""
+        return f"the next command gives {told}{alone}"
 
     def command(self, settings: Settings, *options: str) -> str:
         """The make command that prepares these sources under these settings."""
@@ -240,8 +257,7 @@ class Preparation:
             raise UserError(
                 "the weights leave no record in train; nothing was written", where="--source",
                 found=", ".join(one.argument for one in self.sources),
-                expected=f"weights that leave some of {format_number(num_train, 'record')}",
-                next_command="the same command with larger weights",
+                expected=f"larger weights, which leave some of {format_number(num_train, 'record')}",
             )  # fmt: skip
         return copies
 

@@ -70,7 +70,7 @@ class Need:
             raise MachineError(
                 "not enough memory for so many records",
                 found=f"{format_bytes(free)} free", expected=f"{format_bytes(self.memory_bytes)}, for about "
-                f"{self.num_records:,} records", next_command="split the input into several files, and prepare each",
+                f"{self.num_records:,} records; or several files, each prepared for itself",
             )  # fmt: skip
 
 
@@ -152,8 +152,7 @@ class Reading:
         if source.form not in (None, first.form):
             raise UserError(
                 "a dataset's records have one form; nothing was written", where=source.label, found=source.form,
-                expected=f"{first.form}, as the source {first.label} has",
-                next_command="prepare each source as a dataset of its own",
+                expected=f"{first.form}, as the source {first.label} has; or two data sets",
             )  # fmt: skip
 
     def _keep(self, taken: Taken, spool) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from training.core import files, store
 from training.core.errors import UserError
+from training.core.report import again
 from training.data import blocks, jsonl, parquet, record
 from training.data.intake import Batch
 
@@ -33,6 +34,8 @@ class Source:
     kind: str
     is_packed = False
     """Whether its records take more room than its files."""
+    grouped_by = "the field group, else source, else the record itself"
+    """What its records' groups are."""
     always_drops = False
     """Bad records of it are counted and left out, whatever the settings: nobody can correct them. Those over the limit
     are not: the settings can, which would otherwise decide bytes that the key does not name."""
@@ -162,7 +165,7 @@ def _of_files(digests: list[str]) -> str:
 
 def changed(path: Path) -> UserError:
     """The error of a file whose hash would not be of the bytes that were read."""
-    return UserError("the input changed while it was read", where=path, next_command="sync   # then the same again")
+    return UserError("the input changed while it was read", where=path, next_command=again())
 
 
 def _text(path: Path) -> UserError:

@@ -21,7 +21,7 @@ from training.data import shorten, unrendered
 from training.data.chat import Rendered, Renderer, Unfollowable
 from training.data.conversation import Conversation, of_record
 from training.data.record import shown
-from training.data.supervision import SHORTENED, TOO_LONG, Settings, lever
+from training.data.supervision import SHORTENED, TOO_LONG, Settings
 from training.tokenizer.artifact import TOKENIZER, Tokenizer
 from training.tokenizer.encoder import any_of
 from training.tokenizer.template import Unrenderable, of_tokenizer
@@ -49,14 +49,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that cannot be used, why, and how to use it all the same."""
+    """A record that cannot be used, why, and by which setting it can all the same."""
 
     line: int
     reason: str
     id: str | None
     found: str
     expected: str
-    way_out: str = lever("on_error", "drop")
+    setting: tuple[str, object] = ("on_error", "drop")
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Encoder:
             notes = (*notes, SHORTENED, *cuts)
         if len(ids) > limit:
             expected = f"at most data.seq_len={limit} tokens; or data.overlong=left or drop"
-            return LeftOut(read.line, TOO_LONG, read.id, before, expected, lever("seq_len", size))
+            return LeftOut(read.line, TOO_LONG, read.id, before, expected, ("seq_len", size))
         if not trained.any():
             return LeftOut(read.line, UNTRAINED, read.id, "no label", "an assistant's answer to train on")
         return Sample(read.line, ids, trained, int(self.tokenizer.text_bytes_V[ids][trained == 1].sum()), notes)

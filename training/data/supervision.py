@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from training.core import files
 from training.core.errors import UserError
+from training.core.report import again, running
 from training.data.rules import is_day
 from training.recipe.model import Data
 
@@ -57,5 +58,8 @@ class Settings:
 
 
 def lever(name: str, value: object) -> str:
-    """The way out that a setting is: as a recipe's key, and as the option of a command that takes no recipe."""
-    return f"the same command with data.{name}={value} in ARGS (--{name.replace('_', '-')} {value} without a recipe)"
+    """The command that runs now with a setting, as a recipe's key, or as the option of a look without a recipe."""
+    words = running()
+    if words[0] == "data-peek" and "--config" not in words:
+        return again(f"--{name.replace('_', '-')}", str(value))
+    return again(f"data.{name}={value}")

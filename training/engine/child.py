@@ -14,7 +14,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from training.core import log, process, signals
+from training.core import log, process, report, signals
 from training.core.errors import TrainyardError, translated
 from training.runs.folder import STACKS_FILE, RunFolder
 
@@ -24,6 +24,7 @@ def main(folder: str, pulse: str, result: str, supervisor: str) -> int:
     process.die_with(int(supervisor))
     signals.raise_terminated()
     log.configure()
+    advise_train(Path(folder))
     with open(Path(folder) / STACKS_FILE, "a") as stacks:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
@@ -32,6 +33,13 @@ def main(folder: str, pulse: str, result: str, supervisor: str) -> int:
         faulthandler.unregister(signal.SIGUSR1)
     os.pwrite(int(result), json.dumps(document).encode(), 0)
     return 0
+
+
+def advise_train(folder: Path) -> None:
+    """Let what an error names next be a new run of the recipe: `resume` takes no value of one."""
+    if report.running()[0] == "resume":
+        os.environ.pop("MAKELEVEL", None)  # whose words are those of the resume
+        os.environ[report.RUNNING] = json.dumps(["train", "--config", str(folder / "recipe.yaml")])
 
 
 def _train(folder: Path, pulse: int) -> dict:

@@ -46,7 +46,7 @@ def settle(
             raise MachineError(
                 "torch.compile does not work here", where="memory.compile", found=str(error).partition("\n")[0][:200],
                 expected="a C++ compiler (on a GPU also Triton)",
-                next_command="the same command with memory.compile=false in ARGS",
+                next_command=hooks.command("train", "memory.compile=false"),
             ) from error  # fmt: skip
 
 

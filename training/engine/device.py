@@ -11,6 +11,7 @@ import platform
 import torch
 
 from training.core.errors import MachineError
+from training.core.report import again
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,7 +42,7 @@ def resolve(weights: str) -> Device:
             raise MachineError(
                 "this GPU has no bfloat16", where="memory.weights", found=f"bf16 on {name}",
                 expected="fp16 for a frozen base under adapters, else fp32",
-                next_command="the same command with memory.weights=fp16 (method lora) or memory.weights=fp32 in ARGS",
+                next_command=again("memory.weights=fp32"),
             )  # fmt: skip
         if weights == "nf4":
             reason += f", its products in {'bfloat16' if has_bf16 else 'float16, since the GPU has no bfloat16'}"
@@ -53,7 +54,7 @@ def resolve(weights: str) -> Device:
             where="memory.weights",
             found=weights,
             expected="fp32 (nf4 for method qlora), or a GPU with its driver",
-            next_command="make doctor, or add memory.weights=fp32",
+            next_command=again("memory.weights=fp32"),
         )
     return Device(torch.device("cpu"), torch.float32, f"no CUDA device; {platform.processor() or 'CPU'} in float32")
 

@@ -15,6 +15,7 @@ from training.calculator import fit
 from training.calculator.parallel import Parallel
 from training.core import files, locks, paths, queue
 from training.core.errors import IntegrityError
+from training.core.report import make_command
 from training.data import longest
 from training.engine import environment, supervisor, torchrun, trainable
 from training.engine.backends import contract as backends
@@ -71,10 +72,12 @@ def start(
     trainable.require(resolved, parallel)
     resolved = registry.of(resolved.recipe.method).settled(resolved)
     recipe = resolved.recipe
-    fitting = fit.require(resolved, longest.of_recipe(recipe), parallel)
+    fitting = fit.require(resolved, None, parallel) if recipe.data.packing else None
     if torchrun.follows():
         return *_following(parallel), False
     inputs = resolve_inputs(recipe)
+    if fitting is None:  # rows as long as their longest record, which the tokens tell: they are there now
+        fitting = fit.require(resolved, longest.of_recipe(recipe), parallel)
     key = run_key(resolved, inputs)
     if reuse:
         with _one_of(key, recipe.name):
@@ -222,6 +225,6 @@ def _kept_recipe(run: RunFolder) -> Resolved:
         raise IntegrityError(
             "the run's recipe has changed since it began", where=path, found=files.short(resolved.sha256),
             expected=files.short(run.record()["recipe_sha256"]),
-            next_command=f"make train CONFIG={path} starts a new run with it",
+            next_command=make_command("train", CONFIG=path),
         )  # fmt: skip
     return resolved

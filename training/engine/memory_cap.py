@@ -34,8 +34,7 @@ def of_process(cap: str | None, device: Device) -> None:
     if left <= 0:
         raise RunError(
             "out of memory: the model alone takes more than the run may", where="memory.cap",
-            found=f"{format_bytes(held)} before the first step", expected=f"at most {cap}",
-            next_command="raise memory.cap",
+            found=f"{format_bytes(held)} before the first step", expected=f"at most {cap}, memory.cap",
         )  # fmt: skip
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = mapped + left if hard == resource.RLIM_INFINITY else min(hard, mapped + left)

@@ -8,6 +8,7 @@ arXiv 2110.02861) are bitsandbytes'; paged ones, which the GPU's driver moves to
 import torch
 
 from training.core.errors import MachineError
+from training.core.report import again
 from training.objectives import shards
 from training.recipe.model import Optimizer
 
@@ -42,7 +43,7 @@ def _eight_bit(settings: Optimizer, groups: list[dict], common: dict) -> torch.o
         raise MachineError(
             "bitsandbytes cannot be used here, so there are no 8-bit states", where="optimizer.name",
             found=str(error)[:200], expected="bitsandbytes with its library for this machine, or adamw",
-            next_command="the same command with optimizer.name=adamw in ARGS",
+            next_command=again("optimizer.name=adamw"),
         ) from error  # fmt: skip
     kinds = {"adamw8bit": bitsandbytes.optim.AdamW8bit, "paged_adamw8bit": bitsandbytes.optim.PagedAdamW8bit}
     return kinds[settings.name](groups, **common)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from training.core import signals
+from training.engine import torchrun
 
 PAUSE, CANCEL = "pause", "cancel"
 _logger = logging.getLogger(__name__)
@@ -36,13 +37,15 @@ class Requests:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the first signal as a request; the next one acts at once."""
+        """Take the first signal as a request; the next one, of whichever kind, acts at once."""
         before = signals.handlers()
 
         def request(number: int, _frame: object) -> None:
             self.signal = signal.Signals(number).name
-            signal.signal(number, before[number])
-            _logger.warning("%s: saving after this step; once more stops at once", self.signal)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            if torchrun.is_here():  # else the supervisor has said so
+                _logger.warning("%s: the run stops after this step, saved; once more: without saving", self.signal)
 
         with signals.handled(request):
             yield

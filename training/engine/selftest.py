@@ -100,7 +100,7 @@ def compare(method: str, one: Pass, other: Pass) -> dict:
             f"the GPU does not compute what the processor does ({method})",
             found=f"loss {one.loss_nats:.6f} against {other.loss_nats:.6f}, gradient off by {gradient:.2%}",
             expected=f"within {LOSS_TOLERANCE:.2%} and {GRADIENT_TOLERANCE:.2%}",
-            next_command="make smoke; then see the driver's log (dmesg) and the card's temperature",
+            next_command="nvidia-smi",
         )  # fmt: skip
     return {"loss_difference": loss, "gradient_difference": gradient}
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from training.core.errors import UserError
+from training.core.report import again
 from training.engine.parallel import Ranks
 from training.objectives.contract import Objective, Tensors
 from training.objectives.trainee import Trainee
@@ -52,7 +53,7 @@ def shard(model: torch.nn.Module, mesh: DeviceMesh) -> Root:
     if not blocks:
         raise UserError(
             "the model does not say what its blocks are, so it cannot be sharded", where="--parallel",
-            found=type(model).__name__, expected="ddp", next_command="the same command with --parallel ddp in ARGS",
+            found=type(model).__name__, expected="ddp", next_command=again("--parallel", "ddp"),
         )  # fmt: skip
     root = Root(model)
     for module in (*blocks, root):

@@ -37,6 +37,11 @@ _POLL_SECONDS = 1.0
 _STACKS_SECONDS = 3.0
 _FAREWELL_SECONDS = 30.0
 """What the others may take to end by themselves where one of several processes has ended too soon."""
+_ON_SIGNAL = {
+    1: "%s: the run stops after this step, saved; once more stops it without saving, a third time kills it",
+    2: "%s again: the run stops without saving; once more kills it",
+    3: "%s again: killed",
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -227,14 +232,18 @@ class _Engine:
                 one.wait()
 
     def _forward(self, number: int, _frame: object) -> None:
-        """Pass a signal on: the first lets the engine save, a second one stops it at once, a third one kills it.
+        """Pass a signal on, and say at once what it does: the engine hears it when a call of torch's has ended.
 
-        The first one goes to the first process, which tells the others.
+        The first one goes to the first process, which tells the others. The second is sent as another signal, since
+        two of one kind that wait to be heard count as one.
         """
-        self.signalled = signal.Signals(number).name
+        self.signalled = self.signalled or signal.Signals(number).name
         self._num_signals += 1
+        first = signal.Signals[self.signalled]
+        second = next((one for one in signals.handlers() if one != first), first)
         for one in self._processes[: 1 if self._num_signals == 1 else None]:
-            one.send_signal(number if self._num_signals < 3 else signal.SIGKILL)
+            one.send_signal((first, second, signal.SIGKILL)[min(self._num_signals, 3) - 1])
+        _logger.warning(_ON_SIGNAL[min(self._num_signals, 3)], signal.Signals(number).name)
 
     def _document(self, rank: int) -> dict:
         result = self.results[rank]
@@ -279,7 +288,8 @@ def _outcome(run: RunFolder, end: End) -> dict:
 
 
 def _error(run: RunFolder, end: End) -> BaseException:
-    if name := end.document.get("interrupted") or (end.signalled if not end.document else None):
+    if "interrupted" in end.document or (end.signalled and not end.document):
+        name = end.signalled or end.document["interrupted"]
         what = end.document.get("what") or f"next: {make_command('resume', RUN=run.id)}"
         return signals.interruption(name, what)
     if "error" in end.document:

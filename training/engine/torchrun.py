@@ -40,7 +40,7 @@ def parallel(wanted: Parallel | None) -> Parallel | None:
     ranks = int(os.environ["WORLD_SIZE"])
     if wanted and wanted.ranks != ranks:
         raise UserError(
-            "torchrun has started another number of processes", where="--ranks", found=wanted.ranks, expected=ranks,
-            next_command=f"give --ranks {ranks}, or leave it away",
+            "torchrun has started another number of processes", where="--ranks", found=wanted.ranks,
+            expected=f"{ranks}, or no --ranks",
         )  # fmt: skip
     return Parallel(wanted.kind if wanted else "ddp", ranks)

@@ -5,6 +5,7 @@ import importlib.util
 from training.calculator import devices
 from training.calculator.parallel import Parallel
 from training.core.errors import MachineError, Problems, TrainyardError, UserError
+from training.core.report import again
 from training.data.dataset import Dataset
 from training.engine import torchrun
 from training.engine.backends import contract as backends
@@ -50,7 +51,7 @@ def _paged(resolved: Resolved) -> list[TrainyardError]:
         MachineError(
             "paged optimizer states are moved by a CUDA GPU's driver, and there is none here",
             where=resolved.origins.get("optimizer.name"), found="optimizer.name: paged_adamw8bit",
-            expected="adamw or adamw8bit", next_command="the same command with optimizer.name=adamw8bit in ARGS",
+            expected="adamw or adamw8bit", next_command=again("optimizer.name=adamw8bit"),
         )
     ]  # fmt: skip
 
@@ -77,12 +78,12 @@ def _liger(resolved: Resolved) -> list[TrainyardError]:
         found = MachineError(
             "Liger's kernels are written in Triton for CUDA GPUs, and there is none here", where=where,
             found="memory.loss_kernel: liger", expected="memory.loss_kernel: torch",
-            next_command="the same command with memory.loss_kernel=torch in ARGS",
+            next_command=again("memory.loss_kernel=torch"),
         )  # fmt: skip
     elif importlib.util.find_spec("liger_kernel") is None:
         found = MachineError(
             "Liger's kernels are a package of their own", where=where, found="no liger_kernel",
-            expected="liger-kernel", next_command="make setup EXTRA=liger, then the same command with RUNTIME=local",
+            expected="liger-kernel", next_command=f"make setup EXTRA=liger && RUNTIME=local {again()}",
         )  # fmt: skip
     else:
         return []
@@ -112,7 +113,10 @@ def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardE
             UserError(
                 "there are more processes than micro-batches in a window", where="NPROC", found=ranks,
                 expected=f"at most {recipe.batch.accumulate}, batch.accumulate",
-                next_command=f"the same command with batch.accumulate={ranks}, and data.micro_batch that much smaller",
+                next_command=again(
+                    f"batch.accumulate={ranks}",
+                    f"data.micro_batch={max(1, recipe.data.micro_batch * recipe.batch.accumulate // ranks)}",
+                ),
             )
         )  # fmt: skip
     if recipe.backend != "native":
@@ -120,7 +124,7 @@ def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardE
             UserError(
                 f"backend {recipe.backend} trains in one process", where=resolved.origins.get("backend"),
                 found=f"{ranks} processes", expected="NPROC=1, or backend: native",
-                next_command="the same command without NPROC, or with backend=native in ARGS",
+                next_command=again("backend=native"),
             )
         )  # fmt: skip
     num_gpus, num_here = len(devices.gpus()), torchrun.num_here(parallel)
@@ -128,7 +132,7 @@ def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardE
         found.append(
             MachineError(
                 "there are more processes than GPUs", where="NPROC", found=num_here, expected=f"at most {num_gpus}",
-                next_command=f"the same command with NPROC={num_gpus}",
+                next_command=again("--ranks", str(num_gpus)),
             )
         )  # fmt: skip
     if recipe.memory.compile == "auto" or (recipe.memory.compile and parallel.kind == "fsdp2"):
@@ -137,11 +141,11 @@ def parallel_problems(resolved: Resolved, parallel: Parallel) -> list[TrainyardE
                 f"several processes under {parallel.kind} do not try what compiling brings",
                 where=resolved.origins.get("memory.compile"), found=f"memory.compile: {recipe.memory.compile}",
                 expected="false" if parallel.kind == "fsdp2" else "true or false",
-                next_command="the same command with memory.compile=false in ARGS",
+                next_command=again("memory.compile=false"),
             )
         )  # fmt: skip
     if parallel.kind == "fsdp2":
-        whole = "the same command with --parallel ddp in ARGS"
+        whole = again("--parallel", "ddp")
         if recipe.memory.weights == "nf4":
             found.append(
                 UserError(
@@ -177,5 +181,5 @@ def require_dataset(recipe: Recipe, dataset: Dataset) -> None:
                 where=dataset.reference,
                 found=", ".join(dataset.splits),
                 expected="train and validation",
-                next_command="prepare it again with a validation share, or add evaluate.every_steps=null to ARGS",
+                next_command=again("evaluate.every_steps=null") if split == "validation" else None,
             )

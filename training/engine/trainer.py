@@ -27,6 +27,7 @@ from training.engine.saver import Saver
 from training.engine.state import TrainState
 from training.objectives.contract import Score
 from training.recipe.load import Resolved
+from training.runs import narration
 from training.runs.course import UNLIMITED_STEPS
 from training.runs.events import EventLog, read_events
 from training.runs.folder import SUMMARY_FILE, RunFolder, step_name
@@ -125,7 +126,7 @@ class Trainer(Hooks):
                 where=self.folder.checkpoints,
                 found=f"{trained} steps trained, none of them in a checkpoint that verifies",
                 expected="at least one complete checkpoint",
-                next_command=f"make train CONFIG={self.folder.path / 'recipe.yaml'} starts a new run",
+                next_command=self.command("train"),
             )
 
     def _forget_incomplete_steps(self) -> None:
@@ -176,13 +177,8 @@ class Trainer(Hooks):
     def on_event(self, event: str, state: TrainState, **values: object) -> None:
         if event == "trial":
             values |= self._memory()
-            told = f"the longest batch takes {format_bytes(values['peak_bytes'])} at its peak"
-            if values["estimate_bytes"]:
-                told += f", of {format_bytes(values['estimate_bytes'])} estimated"
-        else:
-            told = f"{event.replace('_', ' ')}: " + ", ".join(f"{name} {value}" for name, value in values.items())
         self.events.write(event, state.step, **values)
-        self.progress.write(f"step {state.step}: {told}")
+        self.progress.write(f"step {state.step}: {narration.in_words({'event': event, **values})}")
 
     def _peak_bytes(self) -> int:
         return self.device.peak_bytes() or process.peak_rss_bytes()

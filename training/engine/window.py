@@ -93,7 +93,7 @@ class Gradients:
         return RunError(
             "out of memory while other processes wait for this one's part",
             where=f"step {state.step}, process {self._ranks.rank}", found=why, expected="a step that fits each device",
-            next_command="the same recipe with half of data.micro_batch, or with memory.gradient_checkpointing=true",
+            next_command=self._hooks.command("train", "memory.gradient_checkpointing=true"),
         )  # fmt: skip
 
     def _less(self, state: TrainState, rows: np.ndarray, lacking: list[dict]) -> np.ndarray:

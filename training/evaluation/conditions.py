@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from training.core import files
 from training.core.errors import UserError
+from training.core.report import again
 
 VERSION = 1
 """Of the way that scores are computed; part of every identity."""
@@ -21,7 +22,7 @@ Advice = Callable[[str], str]
 
 def with_allow(names: str) -> str:
     """The advice of a command that has --allow."""
-    return f"the same command with --allow {names} compares them all the same, and says so"
+    return again("--allow", names)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.core import store
+from training.core import paths, store
 from training.core.errors import UserError
+from training.core.report import again
 from training.data import dataset as datasets
 from training.data.settings import SPLITS
 from training.evaluation import exam, scorers, thresholds
@@ -48,7 +49,20 @@ def open_exam(reference: str) -> exam.Exam:
     name, colon, split = reference.rpartition(":")
     if not Path(reference).exists() and colon and split in SPLITS:
         return exam.of_split(datasets.load(datasets.resolve(name)), split)
+    if of_split(reference, "SPLIT") != reference:
+        splits = datasets.load(datasets.resolve(reference)).splits
+        raise UserError(
+            "an exam of a data set is one of its splits", where="--exam", found=reference,
+            expected=" or ".join(of_split(reference, each) for each in splits),
+            next_command=again("--exam", of_split(reference, splits[-1])),
+        )  # fmt: skip
     return exam.read(Path(reference))
+
+
+def of_split(reference: str, split: str) -> str:
+    """The reference of an exam; of a data set that is named without a split, that of this split."""
+    is_dataset = not Path(reference).exists() and store.find(reference, paths.roots().datasets)
+    return f"{reference}:{split}" if is_dataset else reference
 
 
 def drawn(seed: int, trained: datasets.Dataset | None) -> exam.Exam:
@@ -61,7 +75,7 @@ def drawn(seed: int, trained: datasets.Dataset | None) -> exam.Exam:
     if count < _OPTIONS:
         raise UserError(
             "no guard set can be drawn", found=f"{len(kept)} passages that are not in the trained data",
-            expected="a guard set of your own", next_command="the same command with --guard my-exam.jsonl",
+            expected="a guard set of your own", next_command=again("--guard", "my-exam.jsonl"),
         )  # fmt: skip
     questions = []
     for number, (prompt, following, topic) in enumerate(kept[:count]):

@@ -15,6 +15,7 @@ from pathlib import Path
 from training.core import files, locks, paths
 from training.core.errors import MachineError, RunError, UserError
 from training.core.log import say
+from training.core.report import again
 from training.evaluation.exam import Exam
 
 LOCK = paths.REPOSITORY / "docker" / "lm-eval.lock"
@@ -46,8 +47,8 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         raise MachineError(
             "lm-eval could not be set up", where=LOCK, found=f"{' '.join(command[1:3])} ended with {done.returncode}",
-            expected="the packages of the lock file", next_command="make lm-eval again, with an index that has them; "
-            "README.md, 'If the set-up fails', names pip's settings",
+            expected="the packages of the lock file; README.md, 'If the set-up fails', names pip's settings",
+            next_command=again(),
         )  # fmt: skip
 
 
@@ -56,20 +57,20 @@ def _environment(**added: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | added
 
 
-def require_askable(exam: Exam) -> None:
-    """Raise UserError where the harness cannot put a question as this exam does."""
+def require_askable(exam: Exam, instead: str) -> None:
+    """Raise UserError, naming the command that can, where the harness cannot put a question as this exam does."""
     if exam.scorer.name == "choice":
         raise UserError(
             "the harness cannot ask a choice of llama.cpp's server", where=exam.name, found="the scorer choice",
             expected="answers in words: the server tells no log-probabilities of a text that it is given",
-            next_command="make evaluate, which asks the server token by token",
+            next_command=instead,
         )  # fmt: skip
     for question in exam.questions:
         if question.messages is None or len(question.messages) > 1 or question.tools:
             raise UserError(
                 "the harness asks in one turn", where=f"question {question.id} of {exam.name}",
                 found="a bare prompt" if question.messages is None else "several messages, or tools",
-                expected="a question of one message", next_command="make evaluate, which takes all of them",
+                expected="a question of one message", next_command=instead,
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from training.core import files
 from training.core.errors import UserError
+from training.core.report import make_command
 from training.data import dataset as datasets
 from training.data.settings import SPLITS
 from training.engine.inputs import Inputs
@@ -123,19 +124,26 @@ class Evaluation:
     def _splits(self) -> tuple[str, ...]:
         if self.subject.form == GGUF or self.recipe is None:
             if self.request.splits:
-                raise UserError(
-                    "no loss is measured of it", where=self.subject.label,
-                    found="a GGUF file, whose server tells no log-probabilities of a text it is given"
-                    if self.subject.form == GGUF else "no recipe that says on whose data",
-                    expected="an exam; the loss is measured on the checkpoint, or with --config RECIPE",
-                    next_command=f"make evaluate CHECKPOINT={self.subject.label} ARGS='--exam my-exam.jsonl'",
-                )  # fmt: skip
+                raise self._no_loss(self.request.splits[0])
             return ()
         if self.request.splits:  # the headline is first whatever order was typed, the train split last
             order = (*thresholds.HEADLINE_SPLITS, *SPLITS)
             return tuple(sorted(set(self.request.splits), key=order.index))
         there = [split for split in thresholds.HEADLINE_SPLITS if split in self._dataset.splits]
         return tuple(there[:1])
+
+    def _no_loss(self, split: str) -> UserError:
+        """What is said where --split asks for the loss of a model that has none, or no data of its own."""
+        label, paper = self.subject.label, self.request.exam or "my-exam.jsonl"
+        found = "no recipe, which would say on whose data"
+        expected = "--config RECIPE, of whose data set it is a split; a data set's split as an exam is name@hash:split"
+        if self.subject.form == GGUF:
+            found = "a GGUF file, whose server tells no log-probabilities of a text it is given"
+            expected = "the checkpoint that it was made of, or an exam alone"
+        return UserError(
+            "--split asks for a loss, and none is measured of it", where=label, found=found, expected=expected,
+            next_command=make_command("evaluate", "--exam", guard.of_split(paper, split), CHECKPOINT=label),
+        )  # fmt: skip
 
     @cached_property
     def _dataset(self) -> datasets.Dataset:

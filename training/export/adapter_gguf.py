@@ -8,6 +8,7 @@ from pathlib import Path
 
 from training.core import files, version
 from training.core.errors import UserError
+from training.core.report import again
 from training.export import checks, gguf_file, place, proof
 from training.export.adapter import HEAD
 from training.export.checkpoint import Checkpoint
@@ -40,7 +41,7 @@ def check(checkpoint: Checkpoint) -> None:
     raise UserError(
         "this cannot be served as an adapter beside its base", where=checkpoint.folder, found=found,
         expected="an adapter of factors alone, scaled by one alpha over their ranks",
-        next_command="the same command with --format gguf in ARGS",
+        next_command=again("--format", "gguf"),
     )  # fmt: skip
 
 

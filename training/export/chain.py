@@ -28,11 +28,12 @@ _CLAIMS = ("run", "step", "weights_sha256", "recipe_sha256", "dataset", "tokeniz
 
 @dataclass(frozen=True)
 class Link:
-    """One link: its name, its state, and the hash that is right or the reason why not."""
+    """One link: its name, its state, the hash that is right or the reason why not, and what is next if broken."""
 
     name: str
     state: str
     detail: str
+    next_command: str | None = None
 
 
 class _AbsentError(Exception):
@@ -50,12 +51,13 @@ def walk(start: str) -> Iterator[Link]:
     folder = _folder(start)
     kind = files.read_json(folder / files.MANIFEST).get("kind") if (folder / files.MANIFEST).is_file() else None
     if kind == datasets.KIND:
-        yield _link("dataset", lambda: _verified(folder, datasets.KIND)["hash"])
+        look = f"make data-verify DATASET={store.reference(folder)}"
+        yield _link("dataset", lambda: _verified(folder, datasets.KIND)["hash"], look)
     elif kind == artifact.KIND:
         yield _link("tokenizer", lambda: _tokenizer_hash(folder))
     elif kind == bases.KIND:
         claims = files.read_json(folder / files.MANIFEST)
-        yield _link("base", lambda: _base(claims))
+        yield _base_link(claims)
         yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
     else:
         yield from _from_checkpoint(folder)
@@ -78,7 +80,7 @@ def _folder(start: str) -> Path:
             "nothing of that name to verify", where=roots.data, found=start,
             expected="a GGUF file under /app/models, a run, a checkpoint's folder, a base, a data set, a tokenizer"
             + _near(start),
-            next_command="make runs, and make recipe for the bases",
+            next_command="make runs",
         )  # fmt: skip
     run = RunFolder.open(start)
     for pointer in ("best", "latest"):
@@ -140,15 +142,16 @@ def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
     if not is_base:
         yield _link("weights", lambda: _weights(claims, folder))
     if claims["base"] is not None:
-        yield _link("base", lambda: _base(claims["base"]))
+        yield _base_link(claims["base"])
     if not is_base:
         yield _link("recipe", lambda: _recipe(claims, folder))
         yield _link("run", lambda: _run(claims))
-        yield _link("dataset", lambda: _dataset(claims["dataset"]))
+        look = f"make data-verify DATASET={_reference(claims['dataset'])}" if claims["dataset"] else None
+        yield _link("dataset", lambda: _dataset(claims["dataset"]), look)
     yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
 
 
-def _link(name: str, digest_of: Callable[[], str]) -> Link:
+def _link(name: str, digest_of: Callable[[], str], next_command: str | None = None) -> Link:
     try:
         return Link(name, OK, files.short(digest_of()))
     except _AbsentError as reason:
@@ -160,7 +163,11 @@ def _link(name: str, digest_of: Callable[[], str]) -> Link:
             error.found and f"found {error.found}",
             error.expected and f"expected {error.expected}",
         ]
-        return Link(name, BROKEN, paths.for_people("; ".join(part for part in parts if part)))
+        return Link(name, BROKEN, paths.for_people("; ".join(part for part in parts if part)), next_command)
+
+
+def _base_link(claim: dict) -> Link:
+    return _link("base", lambda: _base(claim), f"make base-fetch BASE={claim['name']}")
 
 
 def _verified(folder: Path, kind: str) -> dict:
@@ -244,6 +251,11 @@ def _kept_recipe_hash(path: Path) -> str:
         return recipes.load(path).sha256
     except UserError as error:
         raise IntegrityError("the run's recipe cannot be read", where=path, found=error.what) from error
+
+
+def _reference(claim: dict) -> str:
+    """`name@hash` of the data set or tokenizer that is claimed."""
+    return f"{claim['name']}@{files.short(claim['hash'])}"
 
 
 def _dataset(claim: dict | None) -> str:

@@ -30,7 +30,7 @@ TEMPLATE = "chat_template.jinja"
 _NUMBER = re.compile(r"\.(\d+)\.")
 NotFinite = tuple[tuple[str, str], ...]
 """Where values are no numbers, and how many."""
-_EXAMPLE = "make export-gguf CHECKPOINT=run-id"
+_EXAMPLE = "make export-gguf CHECKPOINT=latest"
 _ORIGIN = (
     "run", "step", "method", "base", "recipe_sha256", "dataset", "tokenizer", "weights_sha256", "merged_from",
 )  # fmt: skip
@@ -302,8 +302,7 @@ def _plain_adapter(folder: Path, tokenizer: str | None, base: str | None) -> Che
     else:
         raise UserError(
             "the base of the adapter is not known", where=folder / adapters.SETTINGS, found=named,
-            expected=f"a name of bases.yaml ({', '.join(bases.load())}), or a base's folder",
-            next_command=f'make export-gguf CHECKPOINT={folder} ARGS="--base DIR"',
+            expected=f"by --base a name of bases.yaml ({', '.join(bases.load())}), or a base's folder",
         )  # fmt: skip
     weights_sha256, more_wrong = _swept(folder)
     place = _tokenizer_folder(folder if _has_tokenizer(folder) else base_folder, tokenizer)
@@ -324,8 +323,7 @@ def _tokenizer_folder(folder: Path, tokenizer: str | None) -> Path:
         "the checkpoint holds weights only",
         where=folder,
         found=f"no {artifact.TOKENIZER} with its {artifact.CONFIG}",
-        expected="the tokenizer that it was trained with",
-        next_command=f'make export-gguf CHECKPOINT={folder} ARGS="--tokenizer name@hash"',
+        expected="the tokenizer that it was trained with, by --tokenizer name@hash",
     )
 
 

@@ -5,9 +5,11 @@ rows, a tied head that is not, a head that is missing, BOS and EOS that llama.cp
 add-BOS flag that says other than the tokenizer does, two chat templates, a weight that is no number.
 """
 
+import re
 from collections.abc import Iterator
 
 from training.core.errors import IntegrityError, Problems, TrainyardError, UserError
+from training.core.report import again
 from training.export.adapter import EMBEDDING, HEAD
 from training.export.checkpoint import CONFIG, Checkpoint
 from training.export.weights import Tensor
@@ -35,7 +37,7 @@ def check_name(checkpoint: Checkpoint, name: str) -> None:
         raise UserError(
             "by this name llama.cpp takes the model for one of Phi 3's tokenizer", where="--name", found=name,
             expected=f"another name, since there is no {missing[0]} in the tokenizer",
-            next_command="the same command with another --name in ARGS",
+            next_command=again("--name", re.sub("(?i)phi-?3", "phi_3", name)),
         )  # fmt: skip
 
 

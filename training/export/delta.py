@@ -210,8 +210,8 @@ def _read_manifest(archive: Path, opened: zipfile.ZipFile) -> dict:
     known = bases.load()
     if base["name"] not in known:
         raise UserError(
-            "the delta's base is not known here", where=archive, found=base["name"], expected=", ".join(known),
-            next_command="add the base to recipes/bases.yaml, pin it, fetch it, and import again",
+            "the delta's base is not known here", where=archive, found=base["name"],
+            expected=f"one of recipes/bases.yaml, pinned and fetched: {', '.join(known)}",
         )  # fmt: skip
     known[base["name"]].require_folder()
     own = files.read_manifest(known[base["name"]].folder, bases.KIND)["weights_sha256"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from training.core import files, store, version
 from training.core.errors import IntegrityError, UserError
 from training.core.log import say
+from training.core.report import again
 from training.core.units import format_bytes
 from training.export import (
     checks,
@@ -150,7 +151,7 @@ def _does_not_fit(planned: Plan) -> UserError:
     return UserError(
         f"{planned.quant} does not fit {len(planned.fallbacks)} of {len(planned.types)} tensors",
         where=name, found=f"it would become {instead}", expected="rows that the type's blocks divide",
-        next_command="the same command with --quant Q8_0, or without --no-fallback, in ARGS",
+        next_command=again("--quant", "Q8_0"),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from training.core import files, version
 from training.core.errors import UserError
 from training.core.progress import Progress
+from training.core.report import again
 from training.export import checks, place, weights
 from training.export.checkpoint import CONFIG, KIND, TEMPLATE, Checkpoint
 from training.tokenizer import artifact
@@ -71,7 +72,7 @@ def check(checkpoint: Checkpoint) -> None:
         raise UserError(
             "there is nothing to merge: the checkpoint is a whole model", where=checkpoint.folder,
             found="no adapter_config.json", expected="a checkpoint of lora or qlora, or --format gguf",
-            next_command="the same command with --format gguf in ARGS",
+            next_command=again("--format", "gguf"),
         )  # fmt: skip
     checks.check_weights(checkpoint)
 

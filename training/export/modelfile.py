@@ -131,7 +131,7 @@ def register(name: str, modelfile: Path) -> None:
     if shutil.which("ollama") is None:
         raise MachineError(
             "there is no Ollama on this machine", where="PATH", found="no ollama", expected="Ollama, and its server",
-            next_command=f"ollama create {name} -f {modelfile}, where Ollama is",
+            next_command=f"ollama create {name} -f {modelfile}",
         )  # fmt: skip
     command = ["ollama", "create", name, "-f", modelfile.name]
     try:
@@ -144,5 +144,5 @@ def register(name: str, modelfile: Path) -> None:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise MachineError(
             "Ollama did not take the model", where=" ".join(command), found=lines[-1] if lines else "no word",
-            expected="a server of Ollama that answers", next_command="ollama serve, then the same command again",
+            expected="a server of Ollama that answers", next_command="ollama serve",
         )  # fmt: skip

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from training.core.errors import RunError
+from training.core.report import again
 from training.export import limits as type_limits
 from training.export.probes import Prompt
 from training.llamacpp.client import Client
@@ -151,7 +152,7 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
         found=", ".join(f"{name} {figures[name]:g}" for name in over)
         + f" over {figures['positions']} positions; likely cause: {cause}",
         expected=", ".join(bounds),
-        next_command="make export-gguf CHECKPOINT=latest ARGS='--quant F16'" if rounds else None,
+        next_command=again("--quant", "F16") if rounds else None,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import files, paths, store
 from training.core.errors import UserError
+from training.core.report import again
 
 _READY = ".ready"
 
@@ -64,8 +65,8 @@ def taken(
     target: Path, found: str, *, expected: str = "nothing, or the same bytes", forcible: bool = True
 ) -> UserError:
     """The refusal of what would take the place of another model; `forcible` where the command knows --force."""
-    instead = ", or with --force to replace it," if forcible else ""
     return UserError(
-        "another model has this name", where=target, found=found, expected=expected,
-        next_command=f"the same command with another --name{instead} in ARGS",
+        "another model has this name", where=target, found=found,
+        expected=expected + ("; --force replaces it" if forcible else ""),
+        next_command=again("--name", f"{target.parent.name}-2"),
     )  # fmt: skip

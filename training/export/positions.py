@@ -29,7 +29,7 @@ def require_equal(config: dict, values: dict, factors: Mapping[str, Sequence[flo
         if found != expected:
             raise IntegrityError(
                 "the file places tokens otherwise than the configuration does", where=what, found=found,
-                expected=expected, next_command="make export-gguf with a checkpoint whose positions llama.cpp has",
+                expected=f"{expected}, as llama.cpp may not have it",
             )  # fmt: skip
 
 

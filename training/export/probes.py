@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import files
+from training.core import store
 from training.core.errors import TrainyardError
 from training.data import dataset as datasets
 from training.export.passages import PASSAGES
@@ -53,7 +53,7 @@ def draw_texts(dataset: dict | None, split: str = _SPLIT, num_documents: int = N
     """Draw lines and documents from a split of a dataset named by `{"name", "hash"}`, records of any form as text."""
     if dataset is None:
         return _built_in("the checkpoint names no dataset")
-    reference = f"{dataset['name']}@{files.short(dataset['hash'])}"
+    reference = store.reference_to(dataset)
     try:
         lines, documents = _draw(datasets.load(datasets.resolve(reference)).iter_texts(split), num_documents)
     except TrainyardError as error:

@@ -67,7 +67,7 @@ def build(pin: Pin | None = None) -> Path:
             raise MachineError(
                 "llama.cpp's quantiser cannot be compiled here", where="PATH", found=f"no {', no '.join(missing)}",
                 expected="cmake and a C++ compiler, or a container engine",
-                next_command=f"install {' and '.join(missing)}, then {BUILD_COMMAND}",
+                next_command=f"sudo apt-get install {' '.join(missing).replace('c++', 'g++')} && {BUILD_COMMAND}",
             )  # fmt: skip
         files.require_space(folder, _BUILD_BYTES, "compiling llama.cpp's quantiser")
         with files.atomic_folder(folder) as unpacked:

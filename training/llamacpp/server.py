@@ -23,6 +23,7 @@ from training.calculator.serving_fit import UBATCH_TOKENS
 from training.core import files, process
 from training.core.errors import MachineError, RunError
 from training.core.paths import REPOSITORY
+from training.core.report import again
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
 
@@ -78,7 +79,7 @@ def require_free_port(port: int) -> None:
             where=f"{HOST}:{port}",
             found=f"held by {holder}",
             expected="a free port",
-            next_command=f"the same command with ARGS='--port {free_port()}', or stop that process",
+            next_command=again("--port", str(free_port())),
         )
 
 

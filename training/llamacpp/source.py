@@ -180,8 +180,8 @@ def _pip_error(pin: Pin, text: str) -> IntegrityError | MachineError:
         "llama.cpp's source could not be fetched",
         where=f"pip download {pin.package}=={pin.version}",
         found=lines,
-        expected=pin.sdist,
-        next_command=f"{FETCH_COMMAND} when the index answers, or {_LOCAL_COPY}=FILE {FETCH_COMMAND}",
+        expected=f"{pin.sdist}, of an index or as the file that {_LOCAL_COPY} names",
+        next_command=FETCH_COMMAND,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from training.calculator.shapes import config_of
 from training.core.errors import MachineError, UserError
+from training.core.report import again
 from training.recipe.model import Recipe
 from training.tokenizer.artifact import Tokenizer
 
@@ -56,7 +57,7 @@ def attention_errors(recipe: Recipe) -> Iterator[None]:
     except ImportError as error:
         raise MachineError(
             "this attention is not to be had here", where="memory.attention", found=recipe.memory.attention,
-            expected="sdpa or eager", next_command="the same command with memory.attention=sdpa in ARGS",
+            expected="sdpa or eager", next_command=again("memory.attention=sdpa"),
         ) from error  # fmt: skip
 
 

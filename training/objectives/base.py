@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from training.core.errors import UserError
+from training.core.report import again
 from training.objectives import added_rows, architecture
 from training.objectives.loss import WHOLE_LOGITS, logits_of
 from training.recipe import bases
@@ -78,7 +79,7 @@ def look(model: torch.nn.Module, *, packs: bool) -> None:
         if packs and _leaks(model):
             raise UserError(
                 "packed records see each other in this model", where="data.packing", found=type(model).__name__,
-                expected="data.packing: false", next_command="the same command with data.packing=false in ARGS",
+                expected="data.packing: false", next_command=again("data.packing=false"),
             )  # fmt: skip
     model.train(was_training)
 

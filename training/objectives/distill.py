@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from training.core import files
 from training.core.errors import TrainyardError, UserError
+from training.core.report import again
 from training.data import dataset as datasets
 from training.data import tokens
 from training.data.dataset import Dataset
@@ -61,7 +62,7 @@ class Distill(Method):
                     "what a teacher says is kept a record at a time, so nothing is packed",
                     where=resolved.origins.get("data.packing"), found="data.packing: true",
                     expected="data.packing: false",
-                    next_command="the same command with data.packing=false in ARGS",
+                    next_command=again("data.packing=false"),
                 )
             )  # fmt: skip
         return found + self._student(recipe).problems(resolved)
@@ -80,7 +81,7 @@ class Distill(Method):
             raise UserError(
                 "there are fewer tokens than are to be recorded", where="distill.top_k", found=top_k,
                 expected=f"at most {tokenizer.vocab_size}, the entries of {tokenizer.name}",
-                next_command="the same command with distill.top_k=8 in ARGS",
+                next_command=again("distill.top_k=8"),
             )  # fmt: skip
 
     def rows(self, recipe, split, tokenizer):

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from training.core.errors import UserError
+from training.core.report import again
 from training.objectives.contract import IGNORED_LABEL
 from training.objectives.loss import SUMMED, WHOLE_LOGITS
 
@@ -23,7 +24,7 @@ def put_in(model: torch.nn.Module) -> None:
         raise UserError(
             "Liger's kernel knows a head that is one linear layer, and no more", where="memory.loss_kernel",
             found=type(model).__name__ + (", whose logits are scaled" if is_scaled else ""),
-            expected="memory.loss_kernel: torch", next_command="the same command with memory.loss_kernel=torch in ARGS",
+            expected="memory.loss_kernel: torch", next_command=again("memory.loss_kernel=torch"),
         )  # fmt: skip
     cap = getattr(config, "final_logit_softcapping", None)
     setattr(model, SUMMED, partial(nats, head, cap))

@@ -10,6 +10,7 @@ import warnings
 import torch
 
 from training.core.errors import MachineError
+from training.core.report import again
 from training.objectives import targets
 from training.recipe.model import Recipe
 
@@ -42,8 +43,8 @@ def pack(model: torch.nn.Module, device: torch.device, dtype: torch.dtype, inste
 
 def without(recipe: Recipe, dtype: torch.dtype) -> str:
     """The command that trains a recipe without NF4, in the type that the products have on this very machine."""
-    method = "method=lora " if recipe.method == "qlora" else ""
-    return f"the same command with {method}memory.weights={_PLAIN[dtype]} in ARGS"
+    method = ["method=lora"] if recipe.method == "qlora" else []
+    return again(*method, f"memory.weights={_PLAIN[dtype]}")
 
 
 def _bitsandbytes(device: torch.device, instead: str | None):

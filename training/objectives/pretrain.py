@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.core.errors import UserError
+from training.core.report import again
 from training.data import tokens
 from training.data.dataset import Dataset
 from training.objectives.method import Method
@@ -26,7 +27,7 @@ class Pretrain(Method):
             raise UserError(
                 "the tokenizer has more entries than the model has rows", where="model.arch.vocab_size", found=num_rows,
                 expected=f"at least {tokenizer.vocab_size}, the entries of {tokenizer.name}",
-                next_command=f"the same command with model.arch.vocab_size={tokenizer.vocab_size} in ARGS",
+                next_command=again(f"model.arch.vocab_size={tokenizer.vocab_size}"),
             )  # fmt: skip
 
     def build(self, recipe, tokenizer, device, dtype):

@@ -69,8 +69,7 @@ class Teacher:
             raise UserError(
                 "teacher and student do not mean the same tokens", where=self.weights,
                 found=f"{len(wrong)} entries that one of them lacks or has elsewhere, such as {text!r} at {index}",
-                expected=f"the {len(own)} entries of {student.name}, at the same ids",
-                next_command="name a teacher of the student's own tokenizer",
+                expected=f"the {len(own)} entries of {student.name} at the same ids, as its own teachers have them",
             )  # fmt: skip
 
     def _entries(self, student: Tokenizer) -> dict[str, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -194,8 +195,8 @@ def _require_knowledge(figures: dict, vocab_size: int, teacher: Identity) -> Non
     if not figures["loss_nats"] < math.log(vocab_size):
         raise RunError(
             "the teacher knows no more of the labels than one that guesses", where=teacher.name,
-            found=f"{figures['loss_nats']:.3f} nats a label", expected=f"under ln {vocab_size}",
-            next_command="name a teacher that was trained on such data",
+            found=f"{figures['loss_nats']:.3f} nats a label",
+            expected=f"under ln {vocab_size}: a teacher that was trained on such data",
         )  # fmt: skip
 
 
@@ -248,7 +249,7 @@ class Record:
             raise IntegrityError(
                 "what the teacher said is not about these tokens", where=folder, found=f"{len(labels_N)} rows",
                 expected=f"one row for each of {len(trained_N)} labels, holding that label",
-                next_command="remove the folder, and record the teacher again",
+                next_command=f"rm -r {shlex.quote(str(folder))}",
             )  # fmt: skip
 
     def _map(self, part: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

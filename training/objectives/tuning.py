@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.core.errors import TrainyardError, UserError
+from training.core.report import again
 from training.data import tokens
 from training.data.dataset import Dataset
 from training.objectives.method import Method
@@ -29,12 +30,12 @@ class Tuning(Method):
         if dataset.form == tokens.TEXT_FORM and not recipe.data.packing:
             raise UserError(
                 "texts are trained as a stream, which packs", where=dataset.reference, found="data.packing: false",
-                expected="data.packing: true", next_command="the same command with data.packing=true in ARGS",
+                expected="data.packing: true", next_command=again("data.packing=true"),
             )  # fmt: skip
         if dataset.form == tokens.TEXT_FORM and recipe.data.loss_on != "all":
             raise UserError(
                 "texts have no answers", where=dataset.reference, found=f"data.loss_on: {recipe.data.loss_on}",
-                expected="data.loss_on: all", next_command="the same command with data.loss_on=all in ARGS",
+                expected="data.loss_on: all", next_command=again("data.loss_on=all"),
             )  # fmt: skip
 
     def require_tokenizer(self, recipe: Recipe, tokenizer: Tokenizer) -> None:

@@ -245,8 +245,6 @@ def _resolve(reading: Reading, path: Path) -> Resolved:
     problems += [error for key, error in broken.items() if not any(rules.touches(key, bad) for bad in reading.bad_keys)]
     problems += rules.broken(values, reading.origins, where, reading.bad_keys | broken.keys())
     if problems:
-        raise Problems(
-            f"{show(path)} is no valid recipe", problems, next_command="make recipe ARGS=schema lists every key"
-        )
+        raise Problems(f"{show(path)} is no valid recipe", problems, next_command="make recipe ARGS=schema")
     recipe = Recipe.build(values, rules.config_path(values, reading.origins))
     return Resolved(recipe, values, reading.origins, path, files.sha256_json(values))

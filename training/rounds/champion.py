@@ -13,9 +13,9 @@ from pathlib import Path
 
 from training.core import files, locks, paths
 from training.core.errors import IntegrityError, UserError
+from training.core.report import again
 from training.rounds import history
 
-PUT_BACK = "put the file back from a copy"
 _VARIABLES = ("LLAMA_GPU_MODEL", "LLAMA_CPU_MODEL")
 
 
@@ -94,22 +94,24 @@ def current() -> dict | None:
             "champion.gguf is not the champion of the history", where=link(), found=_target() or "no link",
             expected=entry["model"], next_command="make rollback",
         )  # fmt: skip
-    require_file(entry, "make rollback" if history.before(entries) else PUT_BACK)
+    require_file(entry, "make rollback" if history.before(entries) else None)
     return entry
 
 
-def require_file(entry: dict, next_command: str) -> Path:
-    """The file of an entry, its bytes verified. Raises IntegrityError, with what to do, where it is gone or changed."""
+def require_file(entry: dict, next_command: str | None) -> Path:
+    """The file of an entry, its bytes verified. Raises IntegrityError where it is gone or changed."""
     model = paths.model_path(entry["model"])
     if not model.is_file():
         raise IntegrityError(
             "the champion's file is gone", where=model, found="nothing",
-            expected=f"sha256 {files.short(entry['sha256_model'])}", next_command=next_command,
+            expected=f"sha256 {files.short(entry['sha256_model'])}, as a copy may have it",
+            next_command=next_command,
         )  # fmt: skip
     if files.sha256_file(model) != entry["sha256_model"]:
         raise IntegrityError(
             "the champion's file has changed", where=model, found="other bytes",
-            expected=f"sha256 {files.short(entry['sha256_model'])}", next_command=next_command,
+            expected=f"sha256 {files.short(entry['sha256_model'])}, as a copy may have it",
+            next_command=next_command,
         )  # fmt: skip
     return model
 
@@ -123,7 +125,7 @@ def require_replaceable(path: Path) -> None:
             raise UserError(
                 f"the file cannot be replaced: it is {what}", where=path,
                 found=f"entry {entry['number']} of {history.path().name}", expected="another name for another model",
-                next_command="the same command with another --name in ARGS",
+                next_command=again("--name", f"{path.parent.name}-2"),
             )  # fmt: skip
 
 
@@ -137,5 +139,5 @@ def require_link_is_served() -> None:
         raise UserError(
             "the service would not serve the champion: a variable names another model", where=where,
             found=f"{name}={value}", expected=f"no {name}, so that compose.yaml's {link().name} counts",
-            next_command=f"remove the line {name}={value} from .env" if in_file else f"unset {name}",
+            next_command=f"sed -i '/^{name}=/d' .env" if in_file else f"unset {name}",
         )  # fmt: skip

@@ -44,8 +44,7 @@ def read() -> list[dict]:
 def _broken(number: int, found: str) -> IntegrityError:
     return IntegrityError(
         "the champions' history has been changed", where=f"{path()} line {number}", found=found,
-        expected="each line with the hash of the one before it",
-        next_command="put the file back from a copy; nothing is promoted on a broken history",
+        expected="each line with the hash of the one before it, as a copy of the file may have them",
     )  # fmt: skip
 
 

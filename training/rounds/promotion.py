@@ -75,7 +75,7 @@ def rollback(*, dry_run: bool = False) -> dict:
                 "there is no champion to go back to", where=history.path(), found=f"{len(entries)} entries",
                 expected="a promotion", next_command="make serve-status",
             )  # fmt: skip
-        model = champion.require_file(before, f"{champion.PUT_BACK}, then make rollback")
+        model = champion.require_file(before, "make rollback")
         kept_keys = ("model", "sha256_model", "papers", "weights_sha256")
         body = {"kind": history.ROLLBACK, "when": utc_stamp(), **{key: before[key] for key in kept_keys},
                 "to": before["number"], "instead_of": entries[-1]["model"]}  # fmt: skip

@@ -27,7 +27,7 @@ class StepFailed(TrainyardError):
             f"the step {arguments[0]} failed",
             where=shlex.join([*PROGRAM, *arguments]),
             found=error.get("what") or f"exit code {exit_code}",
-            next_command=error.get("next") or "see the report block of the step above",
+            next_command=error.get("next"),
         )
         self.exit_code = exit_code if exit_code > 0 else TrainyardError.exit_code  # killed from outside
 

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 from training.core.errors import RunError
 from training.core.log import say
+from training.core.report import make_command
 from training.evaluation import conditions
+from training.evaluation.conditions import Identity
 from training.evaluation.kept import EXAM
 from training.rounds.steps import StepFailed, options, run_step
+
+_OWN = ("tokenizer", "template")
+"""What each candidate has for itself; all else is the same."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ def run(references: list[str], exam: str, num_questions: int | None, precision: 
     if not scored:
         raise RunError(
             "no candidate could be measured", found="; ".join(f"{one.reference}: {one.why}" for one in found),
-            expected="at least one that loads", next_command="make base-fetch BASE=name fetches a base",
+            expected="at least one that loads", next_command="make recipe",
         )  # fmt: skip
     return sorted(found, key=lambda one: -1.0 if one.score is None else one.score["agreement"], reverse=True)
 
@@ -43,21 +48,22 @@ def _require_alike(references: list[str], exam: str, num_questions: int | None, 
     """Raise UserError where two would be measured under other conditions; one that cannot be loaded is passed over."""
     from training.evaluation import record, subject
 
-    planned = []
+    planned: list[tuple[str, Identity]] = []
     for reference in references:
         request = record.Request(
             exam=exam, num_questions=num_questions, precision=_own_precision(reference, precision)
         )  # fmt: skip
         try:
-            planned.append(record.Evaluation(subject.find(reference), request).planned[EXAM].identity)
+            planned.append((reference, record.Evaluation(subject.find(reference), request).planned[EXAM].identity))
         except Exception:  # whatever is wrong with a candidate, its own process tells it
             continue
-    for other in planned[1:]:  # each has a tokenizer of its own; everything else is the same
-        conditions.require_comparable(planned[0], other, ("tokenizer", "template"), _alone)
-
-
-def _alone(names: str) -> str:
-    return f"make trial with the candidates alone that have the same {names.replace(',', ', ')}"
+    if not planned:
+        return
+    first = planned[0][1]
+    alike = [one for one, identity in planned if not set(conditions.differences(first, identity)) - set(_OWN)]
+    asked = options(("--questions", num_questions), ("--precision", precision))
+    for _, other in planned[1:]:
+        conditions.require_comparable(first, other, _OWN, lambda _: make_command("trial", *alike, *asked, EXAM=exam))
 
 
 def _own_precision(reference: str, precision: str) -> str | None:

@@ -231,9 +231,9 @@ def resolve_checkpoint(reference: str) -> Path:
             "the run's best checkpoint is damaged or gone",
             where=run.checkpoints / "best.json",
             found="see the warning above",
-            expected="a checkpoint that verifies",
-            next_command="the same command with another step's folder: "
+            expected="a checkpoint that verifies; another by its folder: "
             + ", ".join(str(run.step_folder(step)) for step in run.steps()[-3:]),
+            next_command=f"make runs RUN={run.id}",
         )
     folder = folder or (None if wanted == "best" else run.latest())
     if folder is None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from training.runs import narration
 from training.runs.events import EVENTS_FILE, parse_line
 from training.runs.folder import RunFolder
 
@@ -19,7 +20,7 @@ def until_it_stops(run: RunFolder, tell: Callable[[str], None]) -> None:
         lines, place = _new_lines(run, place)
         for event in filter(None, map(parse_line, lines)):
             if event["event"] != "step" or time.monotonic() - told_at >= _STEP_EVERY_SECONDS:
-                tell(_line(event))
+                tell(f"step {event['step']}: {narration.in_words(event)}")
                 told_at = time.monotonic() if event["event"] == "step" else told_at
         if status not in ("queued", "waiting", "running"):
             return tell(f"{run.id}: {status}")
@@ -39,12 +40,3 @@ def _new_lines(run: RunFolder, place: int) -> tuple[list[bytes], int]:
         file.seek(place)
         whole, newline, _ = file.read().rpartition(b"\n")
     return whole.split(b"\n"), place + len(whole) + len(newline)
-
-
-def _line(event: dict) -> str:
-    figures = (f"{key} {_figure(value)}" for key, value in event.items() if key not in ("time", "event", "step"))
-    return f"step {event['step']}: {event['event']}  {'  '.join(figures)}".rstrip()
-
-
-def _figure(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)

@@ -26,7 +26,8 @@ def start(
     A service that serves this very file with these arguments is left alone. Another model in service is replaced, and
     put back where the new one does not come up. A manifest, where there is one, is held against the file.
 
-    Returns `{"record", "previous", "reused", "loaded", "seconds"}`.
+    Returns `{"record", "previous", "reused", "loaded", "seconds"}`, and the model's `context_length` and
+    `cache_bytes_per_token`.
     """
     room = open_service(service)
     checked = check(paths.model_file(model), manifest_required=False, service=room.name)
@@ -47,6 +48,7 @@ def start(
     return {
         "record": old if reused else trial.record, "previous": previous, "reused": reused, "loaded": now["loaded"],
         "seconds": trial.seconds,
+        **{part: checked.header[part] for part in ("context_length", "cache_bytes_per_token")},
     }  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from training.containers import compose, engine, image
 from training.core import files, paths
 from training.core.errors import IntegrityError, MachineError, RunError
-from training.core.report import utc_stamp
+from training.core.report import again, utc_stamp
 from training.core.units import format_seconds
 from training.llamacpp.client import Client
-from training.llamacpp.server import HOST, require_free_port
+from training.llamacpp.server import HOST, free_port, require_free_port
 from training.serving import facts, records
 from training.serving.composed import Composed, engine_url
 from training.serving.model import ModelFile
@@ -88,7 +88,7 @@ class DockerRuntime:
                 if Path(place).resolve() != compose.FILE.parent.resolve():
                     raise self._foreign(
                         each["Names"][0].lstrip("/"), f"of another checkout: {place}",
-                        f"export COMPOSE_PROJECT_NAME={self.project}-2, and run the same command again",
+                        f"COMPOSE_PROJECT_NAME={self.project}-2 {again()}",
                     )  # fmt: skip
             found = [sdk.inspect_container(each["Id"]) for each in listed]
         return sorted(found, key=lambda container: not container["State"]["Running"])
@@ -310,7 +310,7 @@ class DockerRuntime:
         for each in everyone:
             if f"/{self._composed.container_name}" in each["Names"] and each["Id"] not in ours:
                 name = self._composed.container_name
-                rename = f"docker rename {name} {name}-other, and run the same command again"
+                rename = f"docker rename {name} {name}-other"
                 raise self._foreign(name, f"a container of the image {each['Image']}", rename)
             if record["port"] in (port.get("PublicPort") for port in each["Ports"]) and each["Id"] not in ours:
                 raise self._port_taken(record["port"], each["Names"][0].lstrip("/"))
@@ -322,7 +322,7 @@ class DockerRuntime:
             where=f"{HOST}:{port}",
             found=f"held by the container {name}",
             expected="a free port",
-            next_command=f"docker stop {name}, or take another port with {self._composed.prefix}_PORT=N",
+            next_command=f"{self._composed.prefix}_PORT={free_port()} {again()}",
         )
 
     def require_restorable(self, record: dict) -> None:

@@ -178,5 +178,5 @@ def require_idle() -> None:
             "a training is running on this machine",
             found=locks.describe(who),
             expected="nobody training while a model is evaluated",
-            next_command="make runs, wait for it to end, then run the same command again",
+            next_command="make runs",
         )

@@ -72,8 +72,8 @@ def _manifest(path: Path, required: bool, service: str) -> dict | None:
             "the model has no manifest, so nothing says what it should be",
             where=path,
             found=f"no {place.name} beside it",
-            expected="the manifest that export writes with every file",
-            next_command=f"{_EXPORT_AGAIN}; or serve it unproved: {unproved}",
+            expected=f"the manifest that export writes with every file; {unproved} serves it unproved",
+            next_command=_EXPORT_AGAIN,
         )
     from training.export import manifest
 

@@ -50,7 +50,7 @@ def load(path: Path) -> list[Prompt]:
         raise Problems(
             f"{path.name} is no valid smoke file",
             problems,
-            next_command=f"${{EDITOR:-vi}} {path}, then run the same command again",
+            next_command=f"${{EDITOR:-vi}} {path}",
         )
     return [Prompt(**entry | {"messages": tuple(entry.get("messages", ()))}) for entry in values["prompts"]]
 

@@ -130,6 +130,8 @@ def require_same_file(record: dict) -> None:
         f"the model in service ({record['service']}) could not be put back: its file has changed under it",
         where=path,
         found=found,
-        expected=f"sha256 {files.short(record['sha256'])}" if record["sha256"] else "the file that was loaded",
-        next_command=f"{service_command('serve-stop', record['service'])}, if the model in service may go",
+        expected=f"sha256 {files.short(record['sha256'])}"
+        if record["sha256"]
+        else "the file that was loaded; or nothing in service",
+        next_command=service_command("serve-stop", record["service"]),
     )

@@ -259,5 +259,5 @@ def resolve(reference: str) -> Path:
         f"{reference!r}; {store.there(reference, root)}; bases: {', '.join(known)}",
         expected="a name or name@hash, a base's name, a folder of either; where nothing is trained, a Hugging Face "
         "folder or a GGUF file too",
-        next_command="make tokenizer-train DATASET=name@hash",
+        next_command="make tokenizer-train DATASET=stdlib",
     )  # fmt: skip

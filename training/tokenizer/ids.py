@@ -25,7 +25,7 @@ NASTY = (
     "x=1;y+=2 # z", "((((]]]]}}}}", "!!!???...---===", "http://localhost:8080/a?b=c&d=%20",
     "<|not_a_token|>", "snake_case CamelCase",
 )  # fmt: skip
-NAME_THE_CAUSE = "make export-gguf CHECKPOINT=latest ARGS=--force, whose own check names the cause"
+NAME_THE_CAUSE = "make export-gguf CHECKPOINT=latest ARGS=--force"
 """What to run where a server reads a prompt otherwise than training did."""
 
 

@@ -116,7 +116,5 @@ def require(predicted_bytes: int, dataset: str) -> None:
     if predicted_bytes > (free := psutil.virtual_memory().available):
         raise MachineError(
             "not enough memory to train a tokenizer on so much text", where=dataset, found=f"{format_bytes(free)} free",
-            expected=f"{format_bytes(predicted_bytes)}, as predicted from a part of the text",
-            next_command="prepare a part of it: the data-prepare command with --draw 100000 --name part in ARGS, then "
-            "make tokenizer-train DATASET=part",
+            expected=f"{format_bytes(predicted_bytes)}, as predicted from a part; data-prepare's --draw takes less",
         )  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from training.core.errors import TrainyardError, UserError
+from training.core.report import again
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _FLAG = "enable_thinking"
@@ -122,7 +123,7 @@ def of_tokenizer(tokenizer, date: str | None = None) -> Template:
         raise UserError(
             "the tokenizer has no chat template", where=tokenizer.folder, found="no chat_template.jinja",
             expected="a template for conversations",
-            next_command='make tokenizer-train DATASET=name ARGS="--chat-template chatml"',
+            next_command='make tokenizer-train DATASET=stdlib ARGS="--chat-template chatml"',
         )  # fmt: skip
     return Template(tokenizer.chat_template, specials_of(tokenizer), date)
 
@@ -213,7 +214,7 @@ def _clock(date: str | None):
             raise UserError(
                 "the chat template reads the clock", where="the chat template", found="strftime_now",
                 expected="a pinned date, so that the same records give the same tokens",
-                next_command="the same command with data.template_date=2026-01-31 in ARGS",
+                next_command=again("data.template_date=2026-01-31"),
             )  # fmt: skip
         return datetime.datetime.fromisoformat(date).strftime(form)
 

@@ -20,6 +20,7 @@ import trl
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from training.core.errors import MachineError, RunError
+from training.core.report import again
 from training.engine import generators
 from training.engine.backends import hugging_face
 from training.engine.hooks import StepResult
@@ -190,5 +191,5 @@ def _require_no_scale(state: TrainState) -> None:
         raise MachineError(
             "SFTTrainer is given no scale for the loss, and this GPU computes in float16", where="backend",
             found="a GPU without bfloat16", expected="backend: native",
-            next_command="the same command with backend=native in ARGS",
+            next_command=again("backend=native"),
         )  # fmt: skip

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from training.core.report import again
 from training.engine.backends import contract
-
-INSTALL = "make setup EXTRA=trl, then the same command with RUNTIME=local"
 
 
 class Trl(contract.Backend):
     packages = ("trl", "datasets")
 
     def problems(self, resolved):
-        return contract.missing("trl", self.packages, INSTALL) + contract.foreign_problems(resolved)
+        return contract.missing(
+            "trl", self.packages, f"make setup EXTRA=trl && RUNTIME=local {again()}"
+        ) + contract.foreign_problems(resolved)
 
     def build(self, recipe, tokenizer, device, dtype):
         from training.engine.backends import peft_trainee

@@ -12,11 +12,10 @@ from packaging.requirements import Requirement
 
 from training.calculator import devices, nvml
 from training.core.errors import MachineError, TrainyardError, UserError
+from training.core.report import again
 from training.engine.backends import contract
 from training.engine.backends.trl import Trl
 from training.recipe import bases
-
-_INSTEAD = "the same command with backend=trl in ARGS"
 
 
 class Unsloth(Trl):
@@ -37,11 +36,11 @@ class Unsloth(Trl):
                 MachineError(
                     "Unsloth's kernels are for CUDA GPUs, and there is none here", where=where("backend"),
                     found=nvml.ask().problem, expected="a CUDA GPU, or backend: trl or native",
-                    next_command="the same command with backend=native in ARGS",
+                    next_command=again("backend=native"),
                 )
             )  # fmt: skip
             return found
-        return found + (contract.missing("unsloth", self.packages, _INSTEAD) or _conflicts())
+        return found + (contract.missing("unsloth", self.packages, again("backend=trl")) or _conflicts())
 
     def prepare(self):
         import unsloth  # noqa: F401  (it has to come before transformers, which it changes)
@@ -92,7 +91,7 @@ def _conflicts() -> list[TrainyardError]:
         MachineError(
             f"Unsloth {importlib.metadata.version('unsloth')} does not go with the packages here", where="backend",
             found="it asks for " + "; ".join(told), expected="a release that goes with them, or backend: trl",
-            next_command=_INSTEAD,
+            next_command=again("backend=trl"),
         )
     ]  # fmt: skip
 
