@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.engine.test_run import losses, train
 from tests.objectives.tiny import manifest_of, resume_in_the_middle, train_in_any_split
+from training.calculator import devices
 from training.cli import main
 from training.core import files, paths
 from training.engine.assembly import Assembly
@@ -54,14 +55,16 @@ def test_a_method_learns_and_leaves_its_weights_alone(world: Path, method: str):
     assert links == dict.fromkeys(("weights", "base", "recipe", "run", "dataset", "tokenizer"), "ok")
 
 
-def test_memory_is_judged_by_the_tokens_also_where_the_run_has_made_them(world: Path):
+def test_memory_is_judged_by_the_tokens_also_where_the_run_has_made_them(world: Path, monkeypatch):
     """Not by data.seq_len, which is longer than every record, nor refused by it."""
     rows = ("stop.max_steps=1", "data.seq_len=128", "data.micro_batch=64")
     _, first = train(world / "full.yaml", *rows)
     _, again = train(world / "full.yaml", *rows)
     assert first.record()["estimate_bytes"] == again.record()["estimate_bytes"]
     shutil.rmtree(next(paths.roots().datasets.glob("chat/*/tokens")))
-    assert train(world / "full.yaml", *rows, f"memory.cap={first.record()['estimate_bytes'] + 1}B")[0] == 0
+    machine = devices.Device("a small machine", "cpu", first.record()["estimate_bytes"], 0)
+    monkeypatch.setattr(devices, "this_machine", lambda: machine)
+    assert train(world / "full.yaml", *rows)[0] == 0
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

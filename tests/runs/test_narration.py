@@ -23,7 +23,7 @@ from training.runs import narration
         ({"event": "record_skipped", "lines": list(range(20)), "error": ""},
          "left out for want of memory: lines 0, 1, 2, 3, 4, 5, 6, 7 and 12 more of the train split"),
         ({"event": "skipped", "lines": [7], "loss": "nan", "grad_norm": "nan"},
-         "a step was not made, its numbers not finite (loss nan, gradient norm nan): lines 7 of the train split"),
+         "a step was not made: loss nan, gradient norm nan, of lines 7 of the train split"),
         ({"event": "restart", "number": 1, "stage": "step", "silent_seconds": 900},
          "the engine is started again (1), after 15 min 00 s of silence (step)"),
         ({"event": "end", "reason": "patience"}, "ends, by stop.patience"),

@@ -54,14 +54,14 @@ def _out_of_memory(event: dict) -> str:
 
 
 def _skipped(event: dict) -> str:
-    wrong = f"loss {event['loss']}, gradient norm {event['grad_norm']}"
-    return f"a step was not made, its numbers not finite ({wrong}): {_lines(event)} of the train split"
+    of = f", of {_lines(event)} of the train split" if event["lines"] else ""
+    return f"a step was not made: loss {event['loss']}, gradient norm {event['grad_norm']}{of}"
 
 
 def _lines(event: dict) -> str:
     lines = event["lines"]
     more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-    return f"lines {', '.join(map(str, lines[:_MOST_LINES])) or 'unknown'}{more}"
+    return f"lines {', '.join(map(str, lines[:_MOST_LINES]))}{more}"
 
 
 _WORDS: dict[str, Callable[[dict], str]] = {
