@@ -303,7 +303,7 @@ def test_sources_of_two_forms_make_no_data_set(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_bytes(lines([{"body": "no form at all"}]))
     with pytest.raises(UserError, match="records have one form") as caught:
         read(*(tmp_path / name for name in ("bad.jsonl", "a.jsonl", "b.jsonl")), on_error="drop")
-    assert caught.value.expected == "text, as the source a.jsonl has"
+    assert caught.value.expected == "text, as the source a.jsonl has; or two data sets"
 
 
 def test_a_weight_says_how_often_each_training_record_is_seen(tmp_path: Path):
