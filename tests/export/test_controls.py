@@ -66,11 +66,11 @@ def _two_swapped_rows(folder: Path, target: Path) -> Path:
     """Two rows of one matrix in the place of each other."""
 
     def change(name: str, tensor):
-        return (
-            tensor[[133, *range(1, 133), 0, *range(134, len(tensor))]]
-            if "layers.16.self_attn.o_proj" in name
-            else tensor
-        )
+        if "layers.16.self_attn.o_proj" not in name:
+            return tensor
+        order = list(range(len(tensor)))
+        order[133], order[557] = 557, 133
+        return tensor[order]
 
     return _copied(folder, target, change)
 
