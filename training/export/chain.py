@@ -146,7 +146,7 @@ def _links(claims: dict, folder: Path | None = None) -> Iterator[Link]:
     if not is_base:
         yield _link("recipe", lambda: _recipe(claims, folder))
         yield _link("run", lambda: _run(claims))
-        look = f"make data-verify DATASET={_reference(claims['dataset'])}" if claims["dataset"] else None
+        look = f"make data-verify DATASET={store.reference_to(claims['dataset'])}" if claims["dataset"] else None
         yield _link("dataset", lambda: _dataset(claims["dataset"]), look)
     yield _link("tokenizer", lambda: _tokenizer(claims["tokenizer"]))
 
@@ -251,11 +251,6 @@ def _kept_recipe_hash(path: Path) -> str:
         return recipes.load(path).sha256
     except UserError as error:
         raise IntegrityError("the run's recipe cannot be read", where=path, found=error.what) from error
-
-
-def _reference(claim: dict) -> str:
-    """`name@hash` of the data set or tokenizer that is claimed."""
-    return f"{claim['name']}@{files.short(claim['hash'])}"
 
 
 def _dataset(claim: dict | None) -> str:
