@@ -6,6 +6,7 @@
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,7 +79,10 @@ def inside(root: Path, path: Path, what: str) -> Path:
     """Resolve `path` (symlinks, parent steps) and return it. Raises UserError where it leaves `root`."""
     resolved, resolved_root = path.resolve(), root.resolve()
     if not resolved.is_relative_to(resolved_root):
-        raise UserError(f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}")
+        raise UserError(
+            f"{what} lies outside its root", where=path, found=resolved, expected=f"a path under {root}",
+            next_command=f"cp {shlex.quote(str(resolved))} {shlex.quote(str(root))}/",
+        )  # fmt: skip
     return resolved
 
 

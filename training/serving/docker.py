@@ -258,7 +258,7 @@ class DockerRuntime:
         state = container["State"]
         if state["Running"] and not state["Restarting"] and container["RestartCount"] <= record["restarts"]:
             return
-        how = "for want of memory" if state["OOMKilled"] else f"with status {state['ExitCode']}"
+        how = "for want of memory" if state["OOMKilled"] else f"with status {self._exit_status(record, container)}"
         raise RunError(
             f"the server ended {how} after {format_seconds(waited_seconds)}, before it was healthy",
             where=record["name"],
@@ -266,6 +266,14 @@ class DockerRuntime:
             expected="a server that answers",
             next_command=record["log"],
         )
+
+    def _exit_status(self, record: dict, container: dict) -> int:
+        """By the engine's events where it has been started again: the state of a container that runs has none."""
+        window = {"since": str(int(record["started"])), "until": f"{time.time():.9f}"}
+        with self._ask() as sdk:
+            ends = sdk.events(**window, filters={"container": container["Id"], "event": "die"}, decode=True)
+            codes = [int(end["Actor"]["Attributes"]["exitCode"]) for end in ends]
+        return codes[0] if codes else container["State"]["ExitCode"]
 
     def _last_lines(self, container_id: str) -> str:
         with self._ask() as sdk:
