@@ -81,7 +81,7 @@ def test_every_command_has_a_file_and_every_file_a_command():
 
 PROGRAMS = {
     "make", "docker", "sudo", ".venv/bin/pip", "python", "head", "mv", "rm", "unset", "nvidia-smi", "ps", "df", "free",
-    "ls", "curl", "zstd", "ollama", "export", "sed", "${EDITOR:-vi}",
+    "ls", "cp", "curl", "zstd", "ollama", "export", "sed", "${EDITOR:-vi}",
 }  # fmt: skip
 OF_SENTENCES = {"a", "again", "an", "and", "for", "or", "tells", "the", "then", "which", "with", "without"}
 PLACEHOLDER = re.compile(r"\.\.\.|\b(DIR|FILE|NAME|name@hash)\b|=name\b|\brun-id\b")
