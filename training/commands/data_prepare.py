@@ -169,13 +169,10 @@ def _far_off(settings: dict, stats: dict, written: int) -> str | None:
     found = {name: stats["splits"].get(name, {"records": 0})["records"] / max(1, written) for name in asked}
     if stats["draw"] or all(abs(found[name] - share) <= _FAR_OFF for name, share in asked.items()):
         return None
-    groups, wanted = (
-        format_number(stats["groups"]["all"], "group"),
-        ", ".join(f"{share:.0%}" for share in asked.values()),
-    )
+    wanted = ", ".join(f"{share:.0%}" for share in asked.values())
     return (
-        f"{wanted} were asked for; {groups}, each in one split as a whole, the largest with "
-        f"{stats['groups']['largest_share']:.0%} of the records; another --seed deals them otherwise"
+        f"{wanted} were asked for; {format_number(stats['groups']['all'], 'group')}, each in one split as a whole, "
+        f"the largest with {stats['groups']['largest_share']:.0%} of the records; another --seed deals them otherwise"
         + (", --group-by record parts them" if settings["group_by"] == "group" else "")
     )
 

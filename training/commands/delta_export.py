@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, report: Report) -> dict:
     from training.core import files, paths
-    from training.core.units import format_bytes
+    from training.core.units import format_bytes, format_number
     from training.evaluation import kept
     from training.export import checkpoint as checkpoints
     from training.export import delta, export
@@ -31,6 +31,6 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     report.add("adapter", f"rank {manifest['rank']}, alpha {manifest['alpha']:g}")
     report.add("base", f"{base['name']}, weights {files.short(base['weights_sha256'])}")
     report.add("scores", f"{len(scores)}, before and after" if scores else "none: make evaluate would measure both")
-    report.add("parity", f"of {len(manifest['parity'])} exported files")
+    report.add("parity", f"of {format_number(len(manifest['parity']), 'exported file')}")
     report.add("next", f"make delta-import DELTA={path}")
     return {"path": paths.for_people(path), "manifest": manifest}

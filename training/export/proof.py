@@ -137,12 +137,12 @@ def check_conversations(client: Client, checkpoint: Checkpoint) -> int:
         expected = checkpoint.encoder.encode(plain[0]).ids
         found = client.tokenize(plain[1], add_special=True, parse_special=True)
         if plain[0] != plain[1] or expected != found:
-            at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), len(expected))
+            at = ids.first_difference(expected, found)
             raise RunError(
                 "the server renders a conversation otherwise than training did",
                 where=f"token {at} of {len(expected)}, {conversation[-1]['content'][:40]!r}",
                 found=f"{served[-120:]!r}; likely cause: the chat template", expected=f"{own[-120:]!r}",
-                next_command="make export-gguf CHECKPOINT=latest ARGS=--force",
+                next_command=ids.NAME_THE_CAUSE,
             )  # fmt: skip
     return len(conversations)
 
