@@ -26,7 +26,7 @@ def test_equal_sides_have_no_gap():
     assert figures["max_nats"] == figures["median_nats"] == figures["kl_mean_nats"] == 0.0
     assert figures["positions"] == N and figures["same_first_choice"] == 1.0
     assert figures["kl_over"] == "the whole vocabulary"
-    assert figures["limits"] == {"p99_nats": 0.05, "median_nats": 0.005}
+    assert figures["limits"] == {"p90_nats": 0.025, "median_nats": 0.005}
 
 
 def test_gap_and_divergence_have_the_values_of_their_definitions():
@@ -55,22 +55,23 @@ def test_what_the_servers_own_sum_cannot_tell_is_no_divergence(left_nats: float,
     assert (divergence > 1e-4) == seen and (divergence < 1e-9) != seen
 
 
-def test_a_position_in_a_hundred_may_be_off_in_f16_and_in_f32_none():
+def test_a_position_in_twenty_may_be_off_in_f16_and_in_f32_none():
     """F16's kernels round what they multiply, and after a few odd tokens that is very large."""
 
-    def spoil(logits: np.ndarray) -> np.ndarray:
-        logits[17, logits[17].argmax()] += 0.2
-        return logits
+    def spoiled(num_rows: int) -> Comparison:
+        def spoil(logits: np.ndarray) -> np.ndarray:
+            for row in logits[4 : 4 + num_rows]:
+                row[row.argmax()] += 0.2
+            return logits
 
-    many = [_comparison(spoil), *(_comparison() for _ in range(3))]
-    sides = (np.concatenate([getattr(one, side) for one in many]) for side in ("reference_NV", "served_NV"))
-    joined = Comparison(4 * many[0].prefixes, *sides)
-    assert parity.judge(joined, "F16")["max_nats"] > 0.05
+        return _comparison(spoil)
+
+    assert parity.judge(spoiled(N // 20), "F16")["max_nats"] > 0.05
     with pytest.raises(RunError, match="not the one that was trained"):
-        parity.judge(joined, "F32")
+        parity.judge(spoiled(1), "F32")
     with pytest.raises(RunError) as failure:
-        parity.judge(many[0], "F16")  # one in forty
-    assert "p99_nats" in failure.value.expected
+        parity.judge(spoiled(N // 5), "F16")
+    assert "p90_nats" in failure.value.expected
 
 
 def test_one_position_over_the_limit_fails_and_is_named():
@@ -102,7 +103,7 @@ def test_quantised_types_may_round_but_not_break():
     draw = np.random.default_rng(5)
     noise = draw.normal(0, 0.05, (N, V))
     figures = parity.judge(_comparison(lambda logits: logits + noise), "Q8_0")
-    assert 0 < figures["kl_share"] < 0.01 and figures["kl_p99_nats"] >= figures["kl_mean_nats"] > 0
+    assert 0 < figures["kl_median_share"] < 0.01 and figures["kl_p99_nats"] >= figures["kl_mean_nats"] > 0
     with pytest.raises(RunError):
         parity.judge(_comparison(lambda logits: logits + 10 * noise), "Q8_0")
 

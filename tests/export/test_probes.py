@@ -53,6 +53,15 @@ def test_there_are_256_positions_of_32_prompts_inside_the_context(ours: Path, en
     assert sum(len(prefix) == 1 for prompt in prompts for prefix in prompt.prefixes()) == probes.NUM_SINGLE_TOKENS
 
 
+def test_prompts_that_begin_alike_share_no_position(ours: Path, encoder: Tokenizer):
+    """A template's beginning is every conversation's: what rounding is off there counts once."""
+    documents = [f"system: You are brief and kind.\nuser: How many legs have {number} cats?" for number in range(32)]
+    prompts, num_passages = probes.make_prompts(encoder, documents, 96)
+    prefixes = [tuple(prefix) for prompt in prompts for prefix in prompt.prefixes()]
+    assert len(prefixes) == len(set(prefixes)) >= 256 and num_passages > 0
+    assert len(probes.make_prompts(encoder, 32 * documents[:1], 96)[0]) >= 32
+
+
 def test_a_reservoir_gives_every_item_its_chance():
     sample = probes._Reservoir(10)
     for number in range(1000):

@@ -102,11 +102,11 @@ def judge(comparison: Comparison, quant: str) -> dict:
     asked = min(num_tokens, MAX_ASKED_TOKENS)
     figures = {
         "positions": len(comparison.prefixes), "top": TOP,
-        "max_nats": _rounded(gaps_N5.max()), "p99_nats": _rounded(np.quantile(gaps_N5.max(1), 0.99)),
+        "max_nats": _rounded(gaps_N5.max()), "p90_nats": _rounded(np.quantile(gaps_N5.max(1), 0.9)),
         "median_nats": _rounded(np.median(gaps_N5)),
         "kl_mean_nats": _rounded(divergence_N.mean()), "kl_p99_nats": _rounded(np.quantile(divergence_N, 0.99)),
-        "kl_share": _rounded(divergence_N.mean() / information),
-        "kl_p99_share": _rounded(np.quantile(divergence_N, 0.99) / information),
+        "kl_median_share": _rounded(np.median(divergence_N) / information),
+        "kl_p90_share": _rounded(np.quantile(divergence_N, 0.9) / information),
         "kl_over": "the whole vocabulary" if asked == num_tokens else f"the {asked} likeliest tokens and the rest",
         "same_first_choice": _rounded(same.mean()),
     }  # fmt: skip
@@ -137,7 +137,7 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
     import numpy as np
 
     gaps_N5 = comparison.gaps_N5
-    limit = limits.get("max_nats", limits.get("p99_nats", 4 * float(np.median(gaps_N5.max(1)))))
+    limit = limits.get("max_nats", limits.get("p90_nats", 4 * float(np.median(gaps_N5.max(1)))))
     first = int((gaps_N5.max(1) > min(limit, gaps_N5.max() / 2)).argmax())
     prefix = comparison.prefixes[first]
     best = int(comparison.reference_NV[first].argmax())

@@ -97,37 +97,46 @@ class _Reservoir:
 def make_prompts(
     encoder: "tokenizers.Tokenizer", documents: list[str], context_tokens: int
 ) -> tuple[list[Prompt], int]:  # fmt: skip
-    """Make NUM_PROMPTS prompts or more, with NUM_PROMPTS x POSITIONS_A_PROMPT positions or more.
+    """Make NUM_PROMPTS prompts or more, with NUM_PROMPTS x POSITIONS_A_PROMPT positions or more, none of them twice.
 
-    Returns them, and how many built-in passages fill up where documents are few or short. Where all that a short
-    context leaves is fewer positions, each of them is taken.
+    Returns them, and how many built-in passages fill up where documents are few, short or alike. Where all that a
+    short context leaves is fewer positions, each of them is taken. Prompts that begin alike share no position: after
+    some beginnings rounding is off by far, which would count as often as there are such prompts.
 
     The last ones are single tokens: at the first position attention sees one key only, so a difference there is none
     of rope or of the order of query and key rows.
     """
-    draw = random.Random(SEED)
-    limit = min(MAX_PROMPT_TOKENS, context_tokens - 1)
-    encoded = _encoded(encoder, documents, limit)
-    num_own = len(encoded)
-    for ids in _encoded(encoder, list(PASSAGES), limit):
-        if len(encoded) >= NUM_PROMPTS and _drawn(encoded, POSITIONS_A_PROMPT) >= NUM_PROMPTS * POSITIONS_A_PROMPT:
+    draw, beginnings = random.Random(SEED), set()
+    limit, wanted = min(MAX_PROMPT_TOKENS, context_tokens - 1), NUM_PROMPTS * POSITIONS_A_PROMPT
+    texts = _encoded(encoder, documents, limit)
+    encoded, own, num_passages = [], [], 0
+    for place, ids in enumerate([*texts, *_encoded(encoder, list(PASSAGES), limit)]):
+        is_passage = place >= len(texts)
+        if is_passage and len(encoded) >= NUM_PROMPTS and _drawn(own, POSITIONS_A_PROMPT) >= wanted:
             break
-        if ids not in encoded:
+        lengths = [length for length in range(2, len(ids) + 1) if tuple(ids[:length]) not in beginnings]
+        beginnings |= {tuple(ids[:length]) for length in lengths}
+        if lengths:
             encoded.append(ids)
-    each = _each(encoded)
-    prompts = [Prompt(ids, sorted(draw.sample(range(2, len(ids) + 1), min(each, len(ids) - 1)))) for ids in encoded]
-    return prompts + [Prompt([ids[-1]], [1]) for ids in encoded[:NUM_SINGLE_TOKENS]], len(encoded) - num_own
+            own.append(lengths)
+            num_passages += is_passage
+    each = _each(own, wanted)
+    prompts = [
+        Prompt(ids, sorted(draw.sample(lengths, min(each, len(lengths)))))
+        for ids, lengths in zip(encoded, own, strict=True)
+    ]
+    last = list(dict.fromkeys(ids[-1] for ids in encoded))[:NUM_SINGLE_TOKENS]
+    return prompts + [Prompt([token], [1]) for token in last], num_passages
 
 
-def _each(encoded: list[list[int]]) -> int:
-    """The positions to draw of each prompt so that there are enough in all."""
-    most = max(len(ids) - 1 for ids in encoded)
-    wanted = NUM_PROMPTS * POSITIONS_A_PROMPT
-    return next((each for each in range(POSITIONS_A_PROMPT, most) if _drawn(encoded, each) >= wanted), most)
+def _each(own: list[list[int]], wanted: int) -> int:
+    """The positions to draw of each prompt, given those that are its own, so that as many as wanted are drawn."""
+    most = max(map(len, own))
+    return next((each for each in range(POSITIONS_A_PROMPT, most) if _drawn(own, each) >= wanted), most)
 
 
-def _drawn(encoded: list[list[int]], each: int) -> int:
-    return sum(min(each, len(ids) - 1) for ids in encoded)
+def _drawn(own: list[list[int]], each: int) -> int:
+    return sum(min(each, len(lengths)) for lengths in own)
 
 
 def _encoded(encoder: "tokenizers.Tokenizer", documents: list[str], limit: int) -> list[list[int]]:
