@@ -143,7 +143,7 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
     best = int(comparison.reference_NV[first].argmax())
     served = float(np.nan_to_num(comparison.served_NV[first, best], nan=_LEAST_LOGPROB))
     rounds = quant not in type_limits.LOSSLESS
-    cause = "rounding, for what it was made of has been proved" if rounds else _cause(comparison)
+    cause = f"{'rounding where its F32 is right, else ' if rounds else ''}{_cause(comparison)}"
     bounds = [f"{name} at {'least' if name == 'same_first_choice' else 'most'} {limits[name]:g}" for name in over]
     return RunError(
         f"the served {quant} model is {'too far from' if rounds else 'not'} the one that was trained",
