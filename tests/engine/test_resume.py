@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,6 +49,8 @@ def deadly(*arguments, **named):
     try:
         return real(*arguments, **named)
     finally:
+        if len(calls) == {number}:
+            time.sleep(60)  # a fast machine is done before its time: it dies before anyone hears of it
         os.write(journal, b"out of {name}\\n")
 
 setattr({owner}, "{name}", staticmethod(deadly) if inspect.ismethod(real) else deadly)
@@ -133,7 +134,6 @@ def test_a_run_killed_twenty_times_ends_as_one_that_nobody_killed(recipe: Path):
     places = [*PLACES] * 3 + ["anywhere"] * 2
     chance.shuffle(places)
     assert len(places) == 20
-    killed_in = Counter()
     with Nursery() as nursery:
         nursery.start("train", "--config", str(recipe), *overrides)
         assert nursery.code() == 0
@@ -153,10 +153,9 @@ def test_a_run_killed_twenty_times_ends_as_one_that_nobody_killed(recipe: Path):
                 how = {"number": chance.randint(1, most_calls), "seconds": chance.random() * seconds}
                 nursery.start("resume", run.id, before=DEATH.format(owner=owner, name=name, **how))
             assert nursery.code() == -signal.SIGKILL, "the run was done before it was killed twenty times"
-            killed_in[place] += place == "anywhere" or _journal().endswith(f"in {PLACES[place][1]}\n")
+            assert place == "anywhere" or _journal().endswith(f"in {PLACES[place][1]}\n")
             assert run.status() == "lost" and run.latest(checkpoint.STATE_KIND) is not None
         assert nursery.run("resume", run.id) == 0
-    assert all(killed_in[place] >= 2 for place in (*PLACES, "anywhere")), killed_in
     assert run.status() == "completed" and not list(run.checkpoints.glob(".*"))
     assert final_weights(run) == final_weights(wanted) and losses(run) == losses(wanted)
 

@@ -2,11 +2,20 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from training.core.errors import Terminated
 from training.serving.signals import Deferred
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A hang-up is ignored by whom `nohup` has started."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, old)
 
 
 def send(number: signal.Signals) -> None:
