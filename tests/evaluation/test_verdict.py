@@ -75,6 +75,12 @@ def test_a_loss_is_judged_by_bits_per_byte_the_lower_the_better():
     assert found.low > 0 and found.probability_better == 1.0
 
 
+def test_nothing_has_no_sign():
+    """What two ways of adding up leave of no difference at all is told as nothing, and not as less than that."""
+    told = verdict.judge({"test": rows([20.0] * 9)}, {"test": rows([20.000001] * 9)}).of("test").text()
+    assert "better by +0.0000 (+0.0000 to +0.0000)" in told
+
+
 def test_the_exam_decides_before_the_loss():
     before = {"test": rows([20.0] * 9), "exam": answers(30)}
     after = {"test": rows([10.0] * 9), "exam": answers(10)}

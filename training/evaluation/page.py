@@ -64,8 +64,8 @@ def _figures(page: Page) -> Iterator[tuple[str, ...]]:
     yield ("measured", "metric", "before", "after", "better by", "interval", "probability better", "p", "records")
     for one in page.judgement.comparisons:
         yield (
-            one.role, one.metric, f"{one.before:.4f}", f"{one.after:.4f}", f"{one.improvement:+.4f}",
-            f"{one.low:+.4f} to {one.high:+.4f}", f"{one.probability_better:.3f}",
+            one.role, one.metric, f"{one.before:.4f}", f"{one.after:.4f}", f"{one.improvement:+z.4f}",
+            f"{one.low:+z.4f} to {one.high:+z.4f}", f"{one.probability_better:.3f}",
             f"{one.p_value:.4f}", str(one.num_records),
         )  # fmt: skip
 

@@ -51,9 +51,9 @@ class Comparison:
     def text(self) -> str:
         """The figures for people: `agreement 0.0200 -> 0.3100, better by +0.2900 (+0.2200 to +0.3600), ...`."""
         return (
-            f"{self.metric} {self.before:.4f} -> {self.after:.4f}, better by {self.improvement:+.4f} "
-            f"({self.low:+.4f} to {self.high:+.4f}), probability {self.probability_better:.3f}, p {self.p_value:.4f}, "
-            f"{self.records}"
+            f"{self.metric} {self.before:.4f} -> {self.after:.4f}, better by {self.improvement:+z.4f} "
+            f"({self.low:+z.4f} to {self.high:+z.4f}), probability {self.probability_better:.3f}, "
+            f"p {self.p_value:.4f}, {self.records}"
         )
 
     @property
@@ -176,7 +176,7 @@ def _of_rows(role: str, before: list, after: list, differing: tuple[str, ...]) -
 def _decide(found: dict[str, Comparison], headline: str, collapse: dict | None) -> tuple[str, list[str]]:
     main = found[headline]
     verdict = _direction(main)
-    interval = f"{main.low:+.4f} to {main.high:+.4f}, p {main.p_value:.4f}"
+    interval = f"{main.low:+z.4f} to {main.high:+z.4f}, p {main.p_value:.4f}"
     reasons = [f"{headline}: {main.metric} is {verdict}, the interval of the gain is {interval}"]
     reasons += [told for one in found.values() if (told := _too_few(one, verdict == SAME and one is main))]
     lost = [one for role, one in found.items() if role not in (headline, GUARD) and _direction(one) == WORSE]
