@@ -140,6 +140,9 @@ def test_an_empty_split_is_refused_with_a_command_that_works(tmp_path: Path, cap
     assert command.startswith(f"make data-prepare INPUT='{path}' ARGS=\"--name few --seed ")
     options = command.split('ARGS="')[1].rstrip('"').split()
     assert main(["data-prepare", str(path), *options]) == 0
+    with pytest.raises(UserError, match="no record in") as caught:
+        prepare.Preparation([Jsonl(path, "text")], name="few", settings=Settings(seed=seed)).run()
+    assert caught.value.next_command == command.replace("--name few", "--name few --form text")
 
 
 @pytest.mark.parametrize(("num_folders", "option"), [(2, "--group-by record"), (3, "--seed")])

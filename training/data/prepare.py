@@ -200,6 +200,8 @@ class Preparation:
         first, *others = self.sources
         variable = "" if first.argument.startswith("--") else f"INPUT={first.argument} "
         given += [first.argument] * (not variable) + [f"--source {one.argument}" for one in others]
+        forms = {one.declared_form for one in self.sources if isinstance(one, source.Jsonl)} - {None}
+        given += [f"--form {form}" for form in forms]
         given += ["--decontaminate", *(shlex.quote(str(path)) for path in self.decontaminate)] * bool(
             self.decontaminate
         )
