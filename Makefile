@@ -105,7 +105,7 @@ tokenizer-train: setup ## Train a tokenizer on a data set's train split. DATASET
 	$(call need,DATASET)
 	@$(TRAINYARD) tokenizer-train --dataset "$$DATASET" $(ARGS)
 
-tokenizer-measure: setup ## Compare tokenizers on a data set. DATASET=name@hash (ARGS="NAME FOLDER FILE.gguf --sweep 2048,4096")
+tokenizer-measure: setup ## Compare tokenizers on a data set. DATASET=name@hash (ARGS="NAME FOLDER FILE.gguf" or "--sweep 2048,4096")
 	$(call need,DATASET)
 	@$(TRAINYARD) tokenizer-measure --dataset "$$DATASET" $(ARGS)
 

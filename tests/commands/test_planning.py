@@ -55,7 +55,7 @@ def test_recipe_shows_copies_and_checks(call, tmp_path: Path):
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 0 and document["report"]["rows"]["stops"] == "at the first of max_steps 1000, max_hours 0.042"
     own = (REPOSITORY / DEMO).read_text().replace("name: pretrain-stdlib", "name: mine")
-    assert DEMO in own and target.read_text() == own.replace(f"CONFIG={DEMO}", f"CONFIG={target}")
+    assert DEMO in own and target.read_text() == own.replace(DEMO, str(target))
     code, document, _ = call("recipe", "copy", "pretrain-stdlib", str(target))
     assert code == 2 and "there already" in document["error"]["what"]
     assert document["error"]["next"] == f'make recipe ARGS="copy pretrain-stdlib {tmp_path / "mine-2.yaml"}"'

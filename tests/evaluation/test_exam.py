@@ -68,6 +68,13 @@ def test_every_wrong_line_is_told_at_once(tmp_path: Path):
     assert all(f"line {number}" in str(error.value) for number in (2, 3, 4))
 
 
+def test_of_very_many_wrong_lines_a_block_tells_the_first_and_the_document_all(tmp_path: Path):
+    with pytest.raises(Problems) as error:
+        exam.read(write_exam(tmp_path / "e.jsonl", [{"question": f"{number}?"} for number in range(300)]))
+    assert str(error.value).count("a question without an answer") == 20 and "- and 280 more" in str(error.value)
+    assert len(error.value.to_json()["problems"]) == 300
+
+
 def test_questions_may_be_numbered_from_0(tmp_path: Path):
     questions = [{"id": i, "question": f"{i}?", "answer": str(i)} for i in range(3)]
     whole = exam.read(write_exam(tmp_path / "e.jsonl", [*questions, {"question": "x?", "answer": "x"}]))

@@ -148,6 +148,15 @@ def test_a_name_of_nothing_says_what_can_be_verified(gguf: Path, ours: Path, nam
     assert caught.value.found == name and near in caught.value.expected and "a base" in caught.value.expected
 
 
+def test_a_file_that_its_folder_names_too_is_proposed_once(own_roots: Path):
+    file = own_roots / "models/trained/units/units-F16.gguf"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(UserError, match="nothing of that name to verify") as caught:
+        _states("units-F1")
+    assert caught.value.expected.count("/app/models/trained/units/units-F16.gguf") == 1
+
+
 # ---- a model on a base
 
 

@@ -373,5 +373,8 @@ def test_the_commands_printed_after_an_evaluation_name_the_service(room: Room, c
         return capsys.readouterr().err
 
     model = "/app/models/trained/new/new-F16.gguf"
+    assert f"make serve-eval MODEL={model} SERVICE=test\n" in printed("--dry-run")
+    kept = printed("--dry-run", "--keep-serving")
+    assert f"make serve-eval MODEL={model} SERVICE=test ARGS=--keep-serving\n" in kept and "leave it" in kept
     assert f"make serve-eval MODEL={model} SERVICE=test ARGS=--keep-serving\n" in printed()
     assert "make serve-status SERVICE=test\n" in printed("--keep-serving")

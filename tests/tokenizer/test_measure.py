@@ -144,3 +144,11 @@ def test_no_legend_covers_a_bar(records: str, make_tokenizer, monkeypatch: pytes
 @pytest.mark.parametrize("extra", [[], ["one", "--sweep", "300"], ["--sweep", "3oo"], ["--sweep", "100"], ["nobody"]])
 def test_arguments_that_make_no_sense_are_refused(extra: list[str], records: str, capsys: pytest.CaptureFixture):
     assert main(["tokenizer-measure", "--dataset", records, *extra]) == 2
+
+
+@pytest.mark.parametrize("extra", [[], ["one", "--sweep", "280,300"]])
+def test_neither_or_both_is_refused_with_a_sweep_of_the_same_data(extra: list[str], records: str, capsys):
+    assert main(["tokenizer-measure", "--dataset", records, *extra, "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)["error"]["next"]
+    sizes = "280,300" if extra else "1024,2048,4096"
+    assert told == f"make tokenizer-measure DATASET={records} ARGS='--sweep {sizes}'"

@@ -48,10 +48,12 @@ def add_evaluation(report: Report, document: dict, rows: dict[str, str]) -> None
     for name, text in rows.items():
         report.add(name, text)
     if document["dry_run"] and document["server"]:
-        report.add("would", f"serve it on port {document['server']['port']}, try it, and put the previous state back")
+        after = "leave it where it passes" if document["keep_serving"] else "put the previous state back"
+        report.add("would", f"serve it on port {document['server']['port']}, try it, and {after}")
         report.add("dry run", "nothing was stopped, started or written")
-    if document["verdict"] == "PASS" and document["keep_serving"]:
+    if document["verdict"] == "PASS" and document["keep_serving"] and not document["dry_run"]:
         report.add("next", service_command("serve-status", document["service"]))
     elif document["verdict"] == "PASS":
+        options = ["--keep-serving"] if document["keep_serving"] or not document["dry_run"] else []
         model = document["model"]["container_path"]
-        report.add("next", service_command("serve-eval", document["service"], "--keep-serving", MODEL=model))
+        report.add("next", service_command("serve-eval", document["service"], *options, MODEL=model))

@@ -36,7 +36,10 @@ def run(args: argparse.Namespace, report: Report) -> dict:
     if bool(args.sweep) == bool(args.tokenizers):
         raise UserError(
             "name tokenizers to compare, or sizes to sweep", found="both" if args.sweep else "neither",
-            expected="TOKENIZER ... or --sweep SIZE,SIZE", next_command=EXAMPLE,
+            expected="TOKENIZER ... or --sweep SIZE,SIZE",
+            next_command=make_command(
+                "tokenizer-measure", DATASET=args.dataset, ARGS=f"--sweep {args.sweep or '1024,2048,4096'}"
+            ),
         )  # fmt: skip
     data = dataset.load(dataset.resolve(args.dataset))
     document = _sweep(args, data, report) if args.sweep else _compare(args, data, report)

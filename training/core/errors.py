@@ -76,6 +76,9 @@ class RestoreError(TrainyardError):
     exit_code = 6
 
 
+_TOLD = 20  # problems of a block that is to be pasted; more are of one kind, as a rule
+
+
 class Problems(UserError):
     """Several errors of one input, reported at once; the exit code is theirs where they have one in common."""
 
@@ -86,7 +89,10 @@ class Problems(UserError):
             (self.exit_code,) = codes
 
     def __str__(self) -> str:
-        parts = [f"{self.what} ({len(self.problems)})", *(f"- {problem}" for problem in self.problems)]
+        told = self.problems[:_TOLD]
+        parts = [f"{self.what} ({len(self.problems)})", *(f"- {problem}" for problem in told)]
+        if more := len(self.problems) - len(told):
+            parts.append(f"- and {more} more; ARGS=--json has them all")
         if self.next_command:
             parts.append(f"  {'next':<9}{self.next_command}")
         return "\n".join(parts)

@@ -97,7 +97,7 @@ def _near(start: str) -> str:
     named = [one for root in (roots.datasets, roots.tokenizers, roots.runs) for one in root.glob("[!.]*")]
     known |= {one.name: one.name for one in named} | {name: name for name in bases.load()}
     near = difflib.get_close_matches(Path(start.partition("@")[0]).name, known, 3, cutoff=0.6)
-    return f"; perhaps {', '.join(known[name] for name in near)}" if near else ""
+    return f"; perhaps {', '.join(dict.fromkeys(known[name] for name in near))}" if near else ""
 
 
 def _from_gguf(gguf: Path) -> Iterator[Link]:

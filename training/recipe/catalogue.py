@@ -98,7 +98,8 @@ def _own(source: Path, target: Path) -> str:
     """A recipe's text with its file's name, in its commands too, and with the files that it names found from there."""
     text = source.read_text()
     text = re.sub(r"^name:.*$", f"name: {_name_of(target)}", text, count=1, flags=re.M)
-    text = re.sub(r"^(#.*\bCONFIG=)\S+", lambda line: line[1] + shlex.quote(str(target)), text, flags=re.M)
+    commands = r"^(#.*\b(?:CONFIG=|explain ))[^\s\"]+"
+    text = re.sub(commands, lambda line: line[1] + shlex.quote(str(target)), text, flags=re.M)
 
     def moved(match: re.Match) -> str:
         return match[1] + os.path.relpath(source.parent / match[2], target.absolute().parent)
