@@ -241,6 +241,26 @@ def test_a_moved_run_folder_still_works(recipe: Path, tmp_path: Path):
     assert main(["resume", str(moved)]) == 0
 
 
+def test_a_checkpoint_is_named_by_its_run_and_step(recipe: Path):
+    _, run = train(recipe, "stop.max_steps=4", "checkpoint.keep=9", "checkpoint.every_steps=2")
+    wanted = run.step_folder(2)
+    assert resolve_checkpoint(f"{run.id}/{wanted.name}") == resolve_checkpoint(str(run.path / wanted.name)) == wanted
+    with pytest.raises(UserError, match="no such checkpoint") as caught:
+        resolve_checkpoint(f"{run.id}/step_000003")
+    assert wanted.name in caught.value.expected and caught.value.next_command == f"make runs RUN={run.id}"
+
+
+def test_a_best_that_is_the_untrained_start_is_told(recipe: Path, caplog: pytest.LogCaptureFixture):
+    """A run that stopped before its first validation, whose model nobody means by its name."""
+    _, run = train(recipe, "stop.max_steps=4", "checkpoint.initial=true")
+    run.point("best", 0)
+    assert resolve_checkpoint(run.id) == run.step_folder(0)
+    assert f"the best checkpoint of run {run.id} is its start; {run.id}/latest is step 4" in caplog.text
+    caplog.clear()
+    assert resolve_checkpoint(f"{run.id}/best") == run.step_folder(0)
+    assert resolve_checkpoint(f"{run.id}/latest") == run.step_folder(4) and not caplog.text
+
+
 def test_no_checkpoint_at_all_is_an_error_and_not_a_fresh_start(recipe: Path):
     _, run = train(recipe, "stop.max_steps=4")
     shutil.rmtree(run.checkpoints)

@@ -179,8 +179,8 @@ def open_checkpoint(reference: str, tokenizer: str | None = None, base: str | No
     """Find and verify what is to be exported.
 
     Args:
-        reference: a step folder, a run's id or folder (its best, else its latest; `ID/best` and `ID/latest` say which),
-            a base's name, or a plain folder in Hugging Face's or PEFT's form.
+        reference: a step folder, a run's id or folder (its best, else its latest; `ID/best`, `ID/latest` and
+            `ID/step_000100` say which), a base's name, or a plain folder in Hugging Face's or PEFT's form.
         tokenizer: what a person calls one, for weights without a tokenizer of their own.
         base: a base's name or folder, for an adapter in PEFT's form that names none of ours.
     """

@@ -215,9 +215,10 @@ def all_runs() -> list[RunFolder]:
 
 def resolve_checkpoint(reference: str) -> Path:
     """The checkpoint folder that is meant: a step folder itself, or of a run (id, folder, `latest`) the best, else
-    the latest; `ID/best` and `ID/latest` say which. Raises UserError or IntegrityError."""
+    the latest; `ID/best`, `ID/latest` and `ID/step_000100` say which. Raises UserError or IntegrityError."""
     path = Path(reference)
-    wanted = path.name if path.name in ("best", "latest") and path.name != reference else None
+    is_step = bool(_STEP_NAME.fullmatch(path.name)) and not path.exists()
+    wanted = path.name if path.name != reference and (is_step or path.name in ("best", "latest")) else None
     if wanted:
         reference = str(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     if (path / files.MANIFEST).is_file():
@@ -225,6 +226,8 @@ def resolve_checkpoint(reference: str) -> Path:
     if path.is_dir() and _STEP_NAME.fullmatch(path.name):
         files.read_manifest(path, "checkpoint")
     run = RunFolder.open(reference)
+    if wanted and is_step:
+        return _step_of(run, wanted)
     folder = None if wanted == "latest" else run.pointed("best")
     if folder is None and wanted != "latest" and (run.checkpoints / "best.json").exists():
         raise IntegrityError(
@@ -244,4 +247,19 @@ def resolve_checkpoint(reference: str) -> Path:
             expected="at least one step folder with a manifest",
             next_command=f"make resume RUN={run.id}",
         )
+    if wanted is None and folder.name == step_name(0) and run.steps()[-1] > 0:
+        _logger.warning(
+            "the best checkpoint of run %s is its start; %s/latest is step %d", run.id, run.id, run.steps()[-1]
+        )
     return folder
+
+
+def _step_of(run: RunFolder, name: str) -> Path:
+    """A run's complete checkpoint by its folder's name."""
+    if not (run.checkpoints / name / files.MANIFEST).is_file():
+        raise UserError(
+            "the run has no such checkpoint", where=run.checkpoints, found=name,
+            expected=", ".join(step_name(step) for step in run.steps()[-3:]) or "a run with a checkpoint",
+            next_command=f"make runs RUN={run.id}",
+        )  # fmt: skip
+    return run.checkpoints / name
