@@ -130,10 +130,25 @@ def test_a_token_that_is_gone_hides_no_cause():
 
     comparison = _comparison(spoil)
     comparison.served_NV[20, comparison.reference_NV[20].argmax()] = np.nan
-    assert comparison.gaps_N5.max() > 100
+    assert comparison.gaps_N5.max() > 80
     with pytest.raises(RunError, match="not the one that was trained") as failure:
         parity.judge(comparison, "F16")
     assert "the weights of a layer" in failure.value.found
+
+
+def test_what_has_no_digits_in_the_servers_float32_is_no_gap():
+    """A model trained to be certain: behind its first choice it tells log-probabilities that the server has as zero."""
+
+    def certain(logits: np.ndarray) -> np.ndarray:
+        return 60 * logits
+
+    comparison = _comparison(certain)
+    certain_NV = comparison.served_NV.copy()
+    assert np.sort(certain_NV, axis=1)[:, -5].min() < -120
+    served_NV = np.maximum(certain_NV, parity._LEAST_LOGPROB)
+    assert parity.judge(Comparison(comparison.prefixes, certain_NV, served_NV), "F32")["max_nats"] == 0.0
+    with pytest.raises(RunError, match="not the one that was trained"):
+        parity.judge(Comparison(comparison.prefixes, certain_NV, served_NV[:, ::-1]), "F32")
 
 
 def test_the_server_is_asked_for_every_prefix_once():
@@ -147,4 +162,4 @@ def test_the_server_is_asked_for_every_prefix_once():
     reference = np.zeros((3, 6), np.float32)
     found = parity.compare(Server(), [Prompt([5, 6, 7], [2, 3]), Prompt([8], [1])], reference)
     assert asked == [([5, 6], 6), ([5, 6, 7], 6), ([8], 6)]
-    assert found.served_NV[0, 0] == -1.0 and found.served_NV[0, 1] == -104.0 and np.isnan(found.served_NV[0, 2])
+    assert found.served_NV[0, 0] == -1.0 and found.served_NV[0, 1] == -87.0 and np.isnan(found.served_NV[0, 2])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOP = 5
 MAX_ASKED_TOKENS = 1024
 _NEAR_TOKENS = 8
-_LEAST_LOGPROB = -104.0  # below the smallest float32: what the server cannot tell from zero
+_LEAST_LOGPROB = -87.0  # of a smaller probability float32, in which the server has it, keeps few digits, then none
 _LEAST_PROBABILITY = 1e-12
 _SUM_ERROR_A_TOKEN = 1e-8  # of V summands; of the 49,152 of SmolLM2 it was 0.6e-8
 _GONE_NATS = 4.0  # a token that is this far off is gone; how far it went says nothing of the cause
@@ -42,7 +42,7 @@ class Comparison:
         gaps_N5 = np.empty((len(self.prefixes), min(TOP, self.reference_NV.shape[1])))
         for gaps_5, reference_V, served_V in zip(gaps_N5, self.reference_NV, self.served_NV, strict=True):
             top_5 = np.argpartition(-reference_V, len(gaps_5) - 1)[: len(gaps_5)]
-            gaps_5[:] = np.abs(reference_V[top_5] - served_V[top_5])
+            gaps_5[:] = np.abs(np.maximum(reference_V[top_5], _LEAST_LOGPROB) - served_V[top_5])
         return np.nan_to_num(gaps_N5, nan=-_LEAST_LOGPROB)  # not even among the server's likeliest
 
     @cached_property
