@@ -108,6 +108,15 @@ def test_quantised_types_may_round_but_not_break():
         parity.judge(_comparison(lambda logits: logits + 10 * noise), "Q8_0")
 
 
+@pytest.mark.parametrize(("quant", "instead"), [("F32", None), ("F16", "F32"), ("BF16", "F32"), ("Q8_0", "F16")])
+def test_a_type_that_rounds_names_the_one_that_rounds_less(quant: str, instead: str | None):
+    noise = np.random.default_rng(5).normal(0, 0.5, (N, V))
+    with pytest.raises(RunError) as failure:
+        parity.judge(_comparison(lambda logits: logits + noise), quant)
+    assert ("rounding where its F32 is right" in failure.value.found) == (instead is not None)
+    assert (failure.value.next_command or "None").endswith(str(instead))
+
+
 @pytest.mark.parametrize(
     ("rows", "cause"), [(slice(0, N), "weights of a layer"), (slice(4, N), "query and key rows")], ids=["all", "longer"]
 )

@@ -142,17 +142,17 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
     prefix = comparison.prefixes[first]
     best = int(comparison.reference_NV[first].argmax())
     served = float(np.nan_to_num(comparison.served_NV[first, best], nan=_LEAST_LOGPROB))
-    rounds = quant not in type_limits.LOSSLESS
-    cause = f"{'rounding where its F32 is right, else ' if rounds else ''}{_cause(comparison)}"
+    is_rounded = quant not in type_limits.LOSSLESS
+    cause = f"{'' if quant == 'F32' else 'rounding where its F32 is right, else '}{_cause(comparison)}"
     bounds = [f"{name} at {'least' if name == 'same_first_choice' else 'most'} {limits[name]:g}" for name in over]
     return RunError(
-        f"the served {quant} model is {'too far from' if rounds else 'not'} the one that was trained",
+        f"the served {quant} model is {'too far from' if is_rounded else 'not'} the one that was trained",
         where=f"first after the {len(prefix)} ids {prefix[:8]}{' ...' if len(prefix) > 8 else ''}: token {best} has "
         f"{comparison.reference_NV[first, best]:.3f} nats in PyTorch, {served:.3f} served",
         found=", ".join(f"{name} {figures[name]:g}" for name in over)
         + f" over {figures['positions']} positions; likely cause: {cause}",
         expected=", ".join(bounds),
-        next_command=again("--quant", "F16") if rounds else None,
+        next_command=None if quant == "F32" else again("--quant", "F16" if is_rounded else "F32"),
     )
 
 
