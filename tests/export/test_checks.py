@@ -44,6 +44,13 @@ def test_a_vocabulary_size_that_is_not_the_embeddings_is_refused(make_folder):
         checks.check(_open(make_folder(vocab_size=600)), KNOWN)
 
 
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_context_without_room_for_a_proof_is_named(make_folder, context: int):
+    with pytest.raises(UserError, match="too short") as refusal:
+        checks.check(_open(make_folder(max_position_embeddings=context)), KNOWN)
+    assert (refusal.value.found, refusal.value.where) == (str(context), "config.json: max_position_embeddings")
+
+
 def test_an_untied_model_needs_its_head(make_folder):
     """B50: the runtime would take the embedding for the output, Hugging Face a random head."""
     folder = make_folder(weights=random_weights(tied=True), tied=False)

@@ -4,6 +4,7 @@ Each spoils the conversion alone, as a converter that has gone wrong would. What
 looked at here, so that the served model itself has to tell.
 """
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,20 @@ def test_an_adapter_on_a_spoiled_base_is_not_exported(
 ):
     _spoil(control, tmp_path, monkeypatch)
     _refused(form, adapter, control)
+
+
+def test_a_fault_of_an_adapter_that_f16_has_room_for_is_told_by_f32(adapter: Checkpoint, tmp_path, monkeypatch):
+    """Two thousandths of a factor too much is less than F16 may round."""
+    start, factors = convert.Conversion.start_adapter, load_file(adapter.adapter.folder / "adapter_model.safetensors")
+    name = next(one for one in factors if one.endswith("down_proj.lora_B.weight"))
+    spoiled = _copied(adapter.adapter.folder, tmp_path / "spoiled")
+    save_file(factors | {name: 1.002 * factors[name]}, spoiled / "adapter_model.safetensors", {"format": "pt"})
+    seen = functools.partial(start, spoiled)
+    monkeypatch.setattr(convert.Conversion, "start_adapter", lambda _, *rest, **settings: seen(*rest, **settings))
+    with pytest.raises(RunError) as failure:
+        adapter_gguf.export(adapter, "F16", name="tiny")
+    assert failure.value.what == "the served F32 model is not the one that was trained"
+    assert [path.name for path in paths.roots().trained.rglob("*") if path.name != ".tiny.lock"] == []
 
 
 def test_an_adapter_on_its_own_base_is(adapter: Checkpoint, monkeypatch):

@@ -368,6 +368,14 @@ def test_the_served_model_stops_at_both_ends(make_folder, tmp_path: Path):
                 assert proof.check_stops(Client(server.url), checkpoint) == [1, 4]
 
 
+@pytest.mark.parametrize("context", [3, 8])
+def test_a_model_of_a_very_short_context_is_proved_inside_it(make_folder, context: int):
+    """The server refuses a prompt that fills what the model was made for."""
+    [output] = _export(make_folder(max_position_embeddings=context), "F32")
+    assert output.manifest["context_length"] == context
+    assert max(len(prompt["ids"]) for prompt in output.manifest["fingerprint"]["prompts"]) == context - 1
+
+
 def test_a_weight_that_is_no_number_ends_the_export(make_folder):
     weights = random_weights()
     weights["model.norm.weight"][0] = np.nan

@@ -217,6 +217,7 @@ def test_other_bytes_in_the_way_are_refused_unless_forced(make_folder):
     with pytest.raises(UserError, match="another model has this name") as refusal:
         _export(other, "F16")
     assert "--force" in refusal.value.expected and manifest.verify(first.gguf) == first.manifest
+    assert refusal.value.found == f"weights {files.short(first.manifest['weights_sha256'])}"  # a folder has no run
     [second] = _export(other, "F16", force=True)
     assert manifest.verify(first.gguf) == second.manifest != first.manifest
 

@@ -64,17 +64,9 @@ def export(checkpoint: Checkpoint, quant: str, *, name: str, force: bool = False
 
 def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path) -> tuple[dict, dict]:
     """Convert adapter and base, and prove the two together; what the file is, and its proof."""
-    (work / "beside").mkdir()
-    with convert.Conversion.start_adapter(
-        checkpoint.adapter.folder,
-        checkpoint.config,
-        quant,
-        made,
-        alpha=checkpoint.adapter.alpha,
-        workspace=work / "beside",
-    ) as conversion:
-        conversion.wait()
     base, whole = work / "base.gguf", proof.whole_type(checkpoint)
+    wholly = _converted(checkpoint, "F32", work / "whole.gguf") if (quant, whole) == ("F16", "F32") else None
+    _converted(checkpoint, quant, made)
     with convert.Conversion.start(
         checkpoint.folder, {whole: base}, tokenizer=checkpoint.tokenizer_folder,
         pre_tokenizer=checkpoint.origin["tokenizer"]["pre_tokenizer"], add_bos=checkpoint.add_bos, name=name,
@@ -82,8 +74,21 @@ def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path)
     ) as conversion:  # fmt: skip
         prepared = proof.Proof.prepare(checkpoint)
         conversion.wait()
+    if wholly:  # F16's limits leave room for another adapter
+        prepared.compare(base, whole, work, lora=wholly)
     proved = prepared.run(base, quant if whole == "F32" else whole, work, lora=made)
     return gguf_file.tensors_of(made), proved
+
+
+def _converted(checkpoint: Checkpoint, quant: str, target: Path) -> Path:
+    """Convert the adapter alone, in a folder beside the file."""
+    adapter, beside = checkpoint.adapter, target.with_suffix("")
+    beside.mkdir()
+    with convert.Conversion.start_adapter(
+        adapter.folder, checkpoint.config, quant, target, alpha=adapter.alpha, workspace=beside
+    ) as conversion:
+        conversion.wait()
+    return target
 
 
 def _manifest(checkpoint: Checkpoint, target: Path, quant: str, name: str, facts: dict, proved: dict) -> dict:

@@ -16,6 +16,7 @@ from training.export.weights import Tensor
 
 _PHI3_TOKENS = ("<unk>", "<s>", "<|endoftext|>")
 _SHOWN = 5
+_LEAST_CONTEXT_TOKENS = 3  # two, one of which sees the other, and room for the next
 
 
 def check(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> None:
@@ -43,6 +44,7 @@ def check_name(checkpoint: Checkpoint, name: str) -> None:
 
 def _problems(checkpoint: Checkpoint, known_architectures: frozenset[str]) -> Iterator[TrainyardError]:
     yield from _architecture(checkpoint, known_architectures)
+    yield from _context(checkpoint)
     yield from _vocabulary(checkpoint)
     yield from _head(checkpoint)
     yield from _specials(checkpoint)
@@ -59,6 +61,15 @@ def _architecture(checkpoint: Checkpoint, known: frozenset[str]) -> Iterator[Tra
             found=name,
             expected=f"one of its {len(known)}: LlamaForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM ...",
         )
+
+
+def _context(checkpoint: Checkpoint) -> Iterator[TrainyardError]:
+    context_tokens = checkpoint.config.get("max_position_embeddings", _LEAST_CONTEXT_TOKENS)
+    if context_tokens < _LEAST_CONTEXT_TOKENS:
+        yield UserError(
+            "the model's context is too short for a proof", where="config.json: max_position_embeddings",
+            found=context_tokens, expected=f"{_LEAST_CONTEXT_TOKENS} or more",
+        )  # fmt: skip
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Iterator[TrainyardError]:

@@ -292,8 +292,10 @@ def _refuse_other_weights(target: _Target, checkpoint: Checkpoint) -> None:
         there = manifest.read(target.gguf)
     except IntegrityError:
         return
-    if there.get("weights_sha256") != checkpoint.origin["weights_sha256"]:
-        raise place.taken(target.gguf, f"a model of run {there.get('run')}, step {there.get('step')}")
+    digest = there.get("weights_sha256")
+    if digest != checkpoint.origin["weights_sha256"]:
+        run = f"a model of run {there['run']}, step {there['step']}, " if there.get("run") else ""
+        raise place.taken(target.gguf, f"{run}weights {files.short(str(digest))}")
 
 
 def _refuse_other_bytes(target: _Target, facts: GgufFile) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOP = 5
 MAX_ASKED_TOKENS = 1024
 _NEAR_TOKENS = 8
-_LEAST_LOGPROB = -104.0  # below the smallest float32: what the server cannot tell from zero
+_LEAST_LOGPROB = -87.0  # of a smaller probability float32, in which the server has it, keeps few digits, then none
 _LEAST_PROBABILITY = 1e-12
 _SUM_ERROR_A_TOKEN = 1e-8  # of V summands; of the 49,152 of SmolLM2 it was 0.6e-8
 _GONE_NATS = 4.0  # a token that is this far off is gone; how far it went says nothing of the cause
@@ -42,7 +42,7 @@ class Comparison:
         gaps_N5 = np.empty((len(self.prefixes), min(TOP, self.reference_NV.shape[1])))
         for gaps_5, reference_V, served_V in zip(gaps_N5, self.reference_NV, self.served_NV, strict=True):
             top_5 = np.argpartition(-reference_V, len(gaps_5) - 1)[: len(gaps_5)]
-            gaps_5[:] = np.abs(reference_V[top_5] - served_V[top_5])
+            gaps_5[:] = np.abs(np.maximum(reference_V[top_5], _LEAST_LOGPROB) - served_V[top_5])
         return np.nan_to_num(gaps_N5, nan=-_LEAST_LOGPROB)  # not even among the server's likeliest
 
     @cached_property
@@ -142,17 +142,17 @@ def _failure(comparison: Comparison, quant: str, figures: dict, limits: dict, ov
     prefix = comparison.prefixes[first]
     best = int(comparison.reference_NV[first].argmax())
     served = float(np.nan_to_num(comparison.served_NV[first, best], nan=_LEAST_LOGPROB))
-    rounds = quant not in type_limits.LOSSLESS
-    cause = f"{'rounding where its F32 is right, else ' if rounds else ''}{_cause(comparison)}"
+    is_rounded = quant not in type_limits.LOSSLESS
+    cause = f"{'' if quant == 'F32' else 'rounding where its F32 is right, else '}{_cause(comparison)}"
     bounds = [f"{name} at {'least' if name == 'same_first_choice' else 'most'} {limits[name]:g}" for name in over]
     return RunError(
-        f"the served {quant} model is {'too far from' if rounds else 'not'} the one that was trained",
+        f"the served {quant} model is {'too far from' if is_rounded else 'not'} the one that was trained",
         where=f"first after the {len(prefix)} ids {prefix[:8]}{' ...' if len(prefix) > 8 else ''}: token {best} has "
         f"{comparison.reference_NV[first, best]:.3f} nats in PyTorch, {served:.3f} served",
         found=", ".join(f"{name} {figures[name]:g}" for name in over)
         + f" over {figures['positions']} positions; likely cause: {cause}",
         expected=", ".join(bounds),
-        next_command=again("--quant", "F16") if rounds else None,
+        next_command=None if quant == "F32" else again("--quant", "F16" if is_rounded else "F32"),
     )
 
 

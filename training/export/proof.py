@@ -44,6 +44,11 @@ def whole_type(checkpoint: Checkpoint) -> str:
     return types.pop() if is_half and checkpoint.num_parameters > _MOST_IN_F32 else "F32"
 
 
+def _context_tokens(checkpoint: Checkpoint) -> int:
+    """The longest sequence that the model is made for; a server takes no prompt that fills it."""
+    return checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
+
+
 @dataclass(frozen=True)
 class Proof:
     """What every file of one checkpoint is proved with: PyTorch runs once.
@@ -61,9 +66,8 @@ class Proof:
     @classmethod
     def prepare(cls, checkpoint: Checkpoint) -> "Proof":
         texts = probes.draw_texts(checkpoint.origin["dataset"])
-        context_tokens = checkpoint.config.get("max_position_embeddings", probes.MAX_PROMPT_TOKENS)
         documents = [*texts.documents, *(text for _, text in turns.rendered(checkpoint))]
-        prompts, num_passages = probes.make_prompts(checkpoint.encoder, documents, context_tokens)
+        prompts, num_passages = probes.make_prompts(checkpoint.encoder, documents, _context_tokens(checkpoint))
         if num_passages:
             texts = replace(texts, origin=f"{texts.origin}; {num_passages} built-in passages fill up")
         logprobs_NV = reference.logprobs(checkpoint, prompts)
@@ -80,7 +84,8 @@ class Proof:
         told, positions = self.compare(gguf, quant, workspace, lora=lora)
         encoder = self.checkpoint.encoder
         with _serving(gguf, **self._settings(quant, workspace, lora)) as client:  # as it will be served
-            fingerprint = [_fingerprint(client, encoder.encode(text).ids) for text in FINGERPRINT_TEXTS]
+            room = _context_tokens(self.checkpoint) - 1
+            fingerprint = [_fingerprint(client, encoder.encode(text).ids[:room]) for text in FINGERPRINT_TEXTS]
         return {
             "parity": told,
             "fingerprint": {"server": told["server"], "prompts": fingerprint},
@@ -150,7 +155,7 @@ def check_conversations(client: Client, checkpoint: Checkpoint) -> int:
 def check_stops(client: Client, checkpoint: Checkpoint) -> list[int]:
     """Make each token that ends an answer certain, and see that the server stops at it; returns their ids (B56)."""
     ends = [one for one in (checkpoint.special_id("eos"), checkpoint.turn_end_id) if one is not None]
-    prompt = checkpoint.encoder.encode("The").ids or [ends[0]]
+    prompt = checkpoint.encoder.encode("The").ids[:1] or [ends[0]]  # one alone: it fits the shortest context
     for one in ends:
         answer = client.completion(prompt, max_tokens=4, logit_bias=[[one, _CERTAIN]])
         if answer.get("stop_type") != "eos":
