@@ -14,13 +14,12 @@ from training.core import files, paths
 @pytest.mark.slow
 @pytest.mark.usefixtures("quantiser")
 def test_the_image_exports_the_hosts_bytes(make_folder, own_roots: Path, export_image: dict, monkeypatch, capfd):
-    """Q5_K_M, which random weights bear within the limits."""
     folder = paths.roots().models / "wide"
     shutil.copytree(wide(make_folder), folder)
     made = {}
     for runtime in ("docker", "local"):
         monkeypatch.setenv("RUNTIME", runtime)
-        assert main(["export-gguf", str(folder), "--quant", "F16,Q5_K_M"]) == 0
+        assert main(["export-gguf", str(folder), "--quant", "F16,Q6_K"]) == 0
         told, place = capfd.readouterr().err, paths.roots().models / "trained" / "wide"
         assert (f"runtime docker: {export_image['reference']}" in told) is (runtime == "docker")
         made[runtime] = {path.name: files.sha256_file(path) for path in place.glob("*.gguf")}

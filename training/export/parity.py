@@ -96,7 +96,7 @@ def judge(comparison: Comparison, quant: str) -> dict:
     import numpy as np
 
     gaps_N5, divergence_N = comparison.gaps_N5, comparison.divergence_N
-    information = _information(comparison.reference_NV)
+    information = max(_information(comparison.reference_NV), type_limits.LEAST_TOLD_NATS)
     same = comparison.reference_NV.argmax(1) == np.nan_to_num(comparison.served_NV, nan=-np.inf).argmax(1)
     num_tokens = comparison.reference_NV.shape[1]
     asked = min(num_tokens, MAX_ASKED_TOKENS)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Raised when what is proved changes: files proved by an older rule are proved again.
-VERSION = 5
+VERSION = 6
 FINGERPRINT_TEXTS = ("The", "1234567 + 89 =", "import os\n\n", "Once upon a time")
 _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
