@@ -245,7 +245,8 @@ def test_k_quants_of_16_bits_are_the_same_bytes_from_16_bits_and_from_f32(make_f
 
 def test_an_adapter_in_f16_is_held_to_f16(adapter: Checkpoint):
     output = adapter_gguf.export(adapter, "F16", name="tiny")
-    assert output.manifest["parity"]["limits"] == limits.of("F16")
+    parity = output.manifest["parity"]
+    assert parity["limits"] == limits.of("F16") and parity["whole"]["limits"] == limits.of("F32")
 
 
 # ---- adapters, against what PEFT computes and not against our own merge

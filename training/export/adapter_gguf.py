@@ -74,9 +74,12 @@ def _made(checkpoint: Checkpoint, quant: str, name: str, made: Path, work: Path)
     ) as conversion:  # fmt: skip
         prepared = proof.Proof.prepare(checkpoint)
         conversion.wait()
+    told = None
     if wholly:  # F16's limits leave room for another adapter
-        prepared.compare(base, whole, work, lora=wholly)
+        figures, _ = prepared.compare(base, whole, work, lora=wholly)
+        told = proof.as_whole(figures, whole)
     proved = prepared.run(base, quant if whole == "F32" else whole, work, lora=made)
+    proved["parity"]["whole"] = told
     return gguf_file.tensors_of(made), proved
 
 

@@ -39,7 +39,6 @@ from training.llamacpp.source import LlamaCpp
 __all__ = ["QUANTS", "Output", "default_name", "export", "preview", "publish"]
 _SPARE_BYTES = 32 << 20
 _PLAN_TOLERANCE = 0.01
-_FIGURES = ("max_nats", "median_nats", "kl_mean_nats", "kl_p99_nats", "same_first_choice", "limits")
 _logger = logging.getLogger(__name__)
 
 
@@ -265,7 +264,7 @@ class _Work:
             figures = proved[whole][0]["parity"]
         else:
             figures, _ = prepared.compare(made[whole], whole, workspace)
-        told = {"quant_type": whole} | {key: figures[key] for key in _FIGURES}
+        told = proof.as_whole(figures, whole)
         for quant, target in targets.items():
             proved[quant] = self._prove(target, made[quant], prepared, workspace, told)
         return proved

@@ -31,6 +31,7 @@ _HEALTH_SECONDS = 180.0
 _SPARE_CONTEXT_TOKENS = 16
 _CERTAIN = 1e5  # a bias of logits that makes a token certain
 _MOST_IN_F32 = 2_000_000_000  # parameters: 8 GB on the disk, and mapped by the server
+_FIGURES_OF_WHOLE = ("max_nats", "median_nats", "kl_mean_nats", "kl_p99_nats", "same_first_choice", "limits")
 _logger = logging.getLogger(__name__)
 
 
@@ -42,6 +43,11 @@ def whole_type(checkpoint: Checkpoint) -> str:
     types = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.is_floating}
     is_half = len(types) == 1 and types <= {"F16", "BF16"}
     return types.pop() if is_half and checkpoint.num_parameters > _MOST_IN_F32 else "F32"
+
+
+def as_whole(parity: dict, quant: str) -> dict:
+    """What the manifest of a type that rounds says, under `parity.whole`, of the type that loses nothing."""
+    return {"quant_type": quant} | {key: parity[key] for key in _FIGURES_OF_WHOLE}
 
 
 def _context_tokens(checkpoint: Checkpoint) -> int:

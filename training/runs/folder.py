@@ -217,14 +217,14 @@ def resolve_checkpoint(reference: str) -> Path:
     """The checkpoint folder that is meant: a step folder itself, or of a run (id, folder, `latest`) the best, else
     the latest; `ID/best`, `ID/latest` and `ID/step_000100` say which. Raises UserError or IntegrityError."""
     path = Path(reference)
-    is_step = bool(_STEP_NAME.fullmatch(path.name)) and not path.exists()
+    if (path / files.MANIFEST).is_file():
+        return path
+    is_step = bool(_STEP_NAME.fullmatch(path.name))
+    if path.is_dir() and is_step:
+        files.read_manifest(path, "checkpoint")
     wanted = path.name if path.name != reference and (is_step or path.name in ("best", "latest")) else None
     if wanted:
         reference = str(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
-    if (path / files.MANIFEST).is_file():
-        return path
-    if path.is_dir() and _STEP_NAME.fullmatch(path.name):
-        files.read_manifest(path, "checkpoint")
     run = RunFolder.open(reference)
     if wanted and is_step:
         return _step_of(run, wanted)
